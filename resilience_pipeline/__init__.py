@@ -1,0 +1,119 @@
+"""Resilience strategies for async Python, chained into one pipeline.
+
+A map of the rooms:
+
+- `ResiliencePipelineBuilder` (`_builder`) folds strategies into a `ResiliencePipeline` (`_pipeline`: start there).
+- `strategies` holds one module per strategy; `_predicates` says what counts as a failure.
+- `_stream` guards streams up to their first chunk.
+- `runtime` is the seam to the event loops and clocks.
+- `_context`, `_outcome` and `_errors` are what travels.
+- `testing` has a virtual clock.
+"""
+
+from __future__ import annotations
+
+from . import strategies
+from ._builder import ResiliencePipelineBuilder
+from ._context import Properties, PropertyKey, ResilienceContext, current_context
+from ._durations import Duration
+from ._errors import (
+    BrokenCircuitError,
+    ConcurrencyLimiterRejectedError,
+    ExecutionRejectedError,
+    IsolatedCircuitError,
+    MisuseError,
+    OptionsError,
+    RateLimiterRejectedError,
+    ResilienceError,
+    TimeoutRejectedError,
+)
+from ._outcome import Attempt, Failure, Outcome, Rejected, Success
+from ._pipeline import ResiliencePipeline
+from ._predicates import OutcomeEvent, Predicate, handle, handle_inner, handle_result
+from ._stream import ResilienceStream
+from .strategies import (
+    BreakDurationEvent,
+    CircuitBreaker,
+    CircuitBreakerControl,
+    CircuitClosedEvent,
+    CircuitHalfOpenedEvent,
+    CircuitMetrics,
+    CircuitOpenedEvent,
+    ConcurrencyLimiter,
+    ConcurrencyLimiterRejectedEvent,
+    Fallback,
+    FallbackEvent,
+    FixedWindow,
+    RateLimiter,
+    RateLimiterRejectedEvent,
+    Retry,
+    RetryDelayEvent,
+    RetryEvent,
+    SlidingWindow,
+    Strategy,
+    SupportsRateLimit,
+    Timeout,
+    TimeoutEvent,
+    TimeoutGeneratorEvent,
+    TokenBucket,
+)
+
+__all__ = [
+    "Attempt",
+    "BreakDurationEvent",
+    "BrokenCircuitError",
+    "CircuitBreaker",
+    "CircuitBreakerControl",
+    "CircuitClosedEvent",
+    "CircuitHalfOpenedEvent",
+    "CircuitMetrics",
+    "CircuitOpenedEvent",
+    "ConcurrencyLimiter",
+    "ConcurrencyLimiterRejectedError",
+    "ConcurrencyLimiterRejectedEvent",
+    "Duration",
+    "ExecutionRejectedError",
+    "Failure",
+    "Fallback",
+    "FallbackEvent",
+    "FixedWindow",
+    "IsolatedCircuitError",
+    "MisuseError",
+    "OptionsError",
+    "Outcome",
+    "OutcomeEvent",
+    "Predicate",
+    "Properties",
+    "PropertyKey",
+    "RateLimiter",
+    "RateLimiterRejectedError",
+    "RateLimiterRejectedEvent",
+    "Rejected",
+    "ResilienceContext",
+    "ResilienceError",
+    "ResiliencePipeline",
+    "ResiliencePipelineBuilder",
+    "ResilienceStream",
+    "Retry",
+    "RetryDelayEvent",
+    "RetryEvent",
+    "SlidingWindow",
+    "Strategy",
+    "Success",
+    "SupportsRateLimit",
+    "Timeout",
+    "TimeoutEvent",
+    "TimeoutGeneratorEvent",
+    "TimeoutRejectedError",
+    "TokenBucket",
+    "current_context",
+    "handle",
+    "handle_inner",
+    "handle_result",
+    "strategies",
+]
+
+# Tracebacks, reprs and pickles show and keep the public path, whichever file a class lives in.
+for _name in __all__:
+    if getattr(globals()[_name], "__module__", "").startswith(f"{__name__}."):
+        globals()[_name].__module__ = f"{__name__}.strategies" if _name == "Strategy" else __name__

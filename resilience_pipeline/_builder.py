@@ -1,0 +1,234 @@
+"""Building pipelines: the fold from the innermost layer out.
+
+`add_*` methods take their options, defaults and documentation from the strategy classes; see `_Adder`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any, Generic, Never, Self, cast, overload
+
+from typing_extensions import ParamSpec, TypeVar
+
+from ._durations import Duration
+from ._errors import MisuseError, OptionsError
+from ._options import Bad, to_seconds
+from ._pipeline import Layer, ResiliencePipeline, invoke, nested
+from .runtime import Clock
+from .strategies import (
+    CircuitBreaker,
+    ConcurrencyLimiter,
+    Fallback,
+    Handler,
+    RateLimiter,
+    Retry,
+    Site,
+    Strategy,
+    Timeout,
+)
+
+P = ParamSpec("P")
+E_co = TypeVar("E_co", bound=Exception, covariant=True, default=Never)
+R_co = TypeVar("R_co", bound=Exception, covariant=True)
+R = TypeVar("R", bound=Exception)
+F = TypeVar("F", bound=Exception)
+
+
+class _Adder(Generic[P, R_co]):
+    """`builder.add_x(**options)`, made of the strategy class `X`.
+
+    A descriptor, because it has two types to join: the constructor's parameters and the builder's
+    rejections so far. At run time it carries the constructor's signature and documentation.
+    """
+
+    def __init__(self, make: Callable[P, Strategy[R_co]]) -> None:
+        self._make = make
+        self.__doc__ = make.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, builder: None, owner: type) -> Self: ...
+    @overload
+    def __get__(
+        self, builder: ResiliencePipelineBuilder[F], owner: type
+    ) -> Callable[P, ResiliencePipelineBuilder[F | R_co]]: ...
+    def __get__(self, builder: ResiliencePipelineBuilder[Any] | None, owner: type) -> Any:
+        if builder is None:
+            return self
+        make: Callable[..., Strategy[Any]] = self._make
+
+        def add(*args: Any, **options: Any) -> ResiliencePipelineBuilder[Any]:
+            return builder.add(make(*args, **options))
+
+        add.__name__ = self._name
+        add.__qualname__ = f"{owner.__qualname__}.{self._name}"
+        add.__doc__ = self.__doc__
+        signature = inspect.signature(make).replace(return_annotation=owner.__name__)
+        add.__signature__ = signature  # type: ignore[attr-defined]
+        return add
+
+
+class ResiliencePipelineBuilder(Generic[E_co]):
+    """Collects strategies, outermost first, and builds pipelines of them.
+
+    Mutable and fluent: each `add_*` returns the builder. Generic in the rejections that its pipelines
+    can raise, so that `settle` can be matched exhaustively.
+
+    Args:
+        name: Name of the pipelines, for errors and events.
+        instance: Tells pipelines of one name apart.
+        clock: A clock that drives every wait, limit and window; see `runtime.Clock`. Default: the event loop's.
+        random: A function giving a random float in [0, 1), for jitter. Default: `random.random`.
+        close_timeout: Seconds (any duration form) that closing something discarded may take.
+
+    Raises:
+        OptionsError: One or more options have bad values.
+
+    Example:
+        >>> llm = (
+        ...     ResiliencePipelineBuilder(name="llm")
+        ...     .add_retry(max_retry_attempts=2, delay="500ms", backoff_type="exponential")
+        ...     .add_timeout("10s")
+        ...     .build()
+        ... )
+    """
+
+    def __init__(
+        self: ResiliencePipelineBuilder[Never],
+        name: str | None = None,
+        *,
+        instance: str | None = None,
+        clock: Clock | None = None,
+        random: Callable[[], float] | None = None,
+        close_timeout: Duration = 5.0,
+    ) -> None:
+        self._name = name
+        self._instance = instance
+        self._clock = clock
+        self._random = random
+        self._close_timeout = to_seconds(close_timeout)
+        self._layers: list[Layer] = []
+        self._frozen = False
+        self._check()
+
+    def _check(self) -> None:
+        problems = [
+            f"{option} must be text or None, got {value!r}"
+            for option, value in (("name", self._name), ("instance", self._instance))
+            if not (value is None or isinstance(value, str))
+        ]
+        if self._clock is not None and not _is_clock(self._clock):
+            problems.append(
+                "clock must have the methods now(), sleep(seconds) and call_at(when, callback), "
+                f"got {self._clock!r}"
+            )
+        if self._random is not None and not callable(self._random):
+            problems.append(f"random must be a function or None, got {self._random!r}")
+        timeout: object = self._close_timeout
+        if isinstance(timeout, Bad):
+            problems.append(f"close_timeout must be {timeout.expected}, got {timeout.value!r}")
+        if problems:
+            headline = "bad options for ResiliencePipelineBuilder: "
+            raise OptionsError(headline + "; ".join(problems), tuple(problems))
+
+    def add(self, strategy: Strategy[R]) -> ResiliencePipelineBuilder[E_co | R]:
+        """Add a strategy inside of those added so far.
+
+        Args:
+            strategy: `Retry(...)`, `Timeout(...)`, or a strategy of your own.
+
+        Raises:
+            MisuseError: It is no strategy, or the builder has built a pipeline already.
+        """
+        if isinstance(strategy, type) or not callable(getattr(strategy, "bind", None)):
+            msg = (
+                f"add() takes a strategy such as Retry(...), or an object with bind(next, site), "
+                f"got {strategy!r}"
+            )
+            raise MisuseError(msg)
+        self._add(Layer.of_strategy(strategy))
+        return self
+
+    def add_pipeline(self, pipeline: ResiliencePipeline[R]) -> ResiliencePipelineBuilder[E_co | R]:
+        """Add all of a built pipeline's strategies; their state stays shared with its other users.
+
+        The nested pipeline keeps its own name in errors and events.
+
+        Raises:
+            MisuseError: It is no pipeline, or the builder has built a pipeline already.
+        """
+        if not isinstance(pipeline, ResiliencePipeline):
+            msg = f"add_pipeline() takes a pipeline that has been built, got {pipeline!r}"
+            raise MisuseError(msg)
+        self._add(Layer.of_pipeline(pipeline))
+        return self
+
+    def _add(self, layer: Layer) -> None:
+        if self._frozen:
+            msg = "nothing can be added after build(): make another builder"
+            raise MisuseError(msg)
+        self._layers.append(layer)
+
+    add_retry = _Adder(Retry)
+    add_circuit_breaker = _Adder(CircuitBreaker)
+    add_timeout = _Adder(Timeout)
+    add_fallback = _Adder(Fallback)
+    add_concurrency_limiter = _Adder(ConcurrencyLimiter)
+    add_rate_limiter = _Adder(RateLimiter)
+
+    def build(self) -> ResiliencePipeline[E_co]:
+        """Build a pipeline with fresh state; the first strategy added is the outermost.
+
+        Nothing can be added afterwards, but building again is fine.
+        """
+        self._frozen = True
+        handler: Handler = invoke
+        for position, layer in reversed(list(enumerate(self._layers))):
+            if layer.pipeline is not None:
+                handler = nested(layer.pipeline.head, handler)
+                continue
+            handler = self._bind(layer.strategies[0], position, handler)
+        return ResiliencePipeline(
+            name=self._name,
+            instance=self._instance,
+            layers=tuple(self._layers),
+            head=handler,
+            clock=self._clock,
+            close_timeout=self._close_timeout,
+        )
+
+    def _bind(self, strategy: Strategy[Any], position: int, inside: Handler) -> Handler:
+        site = Site(
+            pipeline_name=self._name,
+            instance=self._instance,
+            strategy_name=getattr(strategy, "name", None) or type(strategy).__name__,
+            position=position,
+            now=time.monotonic if self._clock is None else self._clock.now,
+            random=self._random or _default_random(),
+            close_timeout=self._close_timeout,
+        )
+        handler = cast(object, strategy.bind(inside, site))
+        if not callable(handler):
+            msg = f"bind() of {strategy!r} must return a function of the context, got {handler!r}"
+            raise MisuseError(msg)
+        return cast(Handler, handler)
+
+    def __repr__(self) -> str:
+        """Show the calls that lead here."""
+        return ResiliencePipeline.described(self._name, self._instance, self._layers)
+
+
+def _is_clock(clock: object) -> bool:
+    return not isinstance(clock, type) and all(
+        callable(getattr(clock, method, None)) for method in ("now", "sleep", "call_at")
+    )
+
+
+def _default_random() -> Callable[[], float]:
+    from random import random
+
+    return random

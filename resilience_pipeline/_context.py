@@ -1,0 +1,259 @@
+"""What travels through the onion with one execution: `ResilienceContext`.
+
+A context is made per execution (or handed in by the caller) and is the only per-call state that
+strategies share. Its public half is for users; the half with underscores is for the pipeline and
+the strategies of this package. It knows no strategy and no runtime.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Generic, Self, overload
+
+from attrs import frozen
+from typing_extensions import TypeVar
+
+from ._errors import MisuseError
+from ._outcome import Attempt, Failure, Rejected, Success
+
+if TYPE_CHECKING:
+    from ._stream import StreamExecution
+    from .runtime import Runtime
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+_MISSING: Any = object()
+_HISTORY_LIMIT = 64
+
+
+@frozen(repr=False)
+class PropertyKey(Generic[T]):
+    """A typed key of `ResilienceContext.properties`; keys with equal names are equal.
+
+    Args:
+        name: The key's name.
+    """
+
+    name: str
+
+    def __repr__(self) -> str:
+        """Show the name."""
+        return f"PropertyKey({self.name!r})"
+
+
+class Properties:
+    """Values that callers, hooks and callbacks attach to one execution.
+
+    A stored `None` is a value like any other.
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[PropertyKey[Any], Any] | None = None) -> None:
+        """Start with a copy of `values`."""
+        self._values: dict[PropertyKey[Any], Any] = {}
+        for key, value in (values or {}).items():
+            self.set(key, value)
+
+    @overload
+    def get(self, key: PropertyKey[T]) -> T: ...
+    @overload
+    def get(self, key: PropertyKey[T], default: D) -> T | D: ...
+    def get(self, key: PropertyKey[Any], default: Any = _MISSING) -> Any:
+        """Return the value of `key`, or `default`.
+
+        Raises:
+            LookupError: Nothing is stored under `key` and no `default` was given.
+        """
+        value = self._values.get(key, default)
+        if value is _MISSING:
+            msg = f"the context has no property {getattr(key, 'name', key)!r}; give a default"
+            raise LookupError(msg)
+        return value
+
+    def set(self, key: PropertyKey[T], value: T) -> None:
+        """Store `value` under `key`, in place of what was there."""
+        if not isinstance(key, PropertyKey):
+            msg = f"a property is kept under a PropertyKey, not under {key!r}"
+            raise MisuseError(msg)
+        self._values[key] = value
+
+    def __getitem__(self, key: PropertyKey[T]) -> T:
+        """Return the value of `key`; a `LookupError` without one."""
+        return self.get(key)
+
+    def __setitem__(self, key: PropertyKey[T], value: T) -> None:
+        """Store `value` under `key`."""
+        self.set(key, value)
+
+    def __contains__(self, key: object) -> bool:
+        """Whether a value, `None` included, is stored under `key`."""
+        return key in self._values
+
+    def __iter__(self) -> Iterator[PropertyKey[Any]]:
+        """Iterate over the keys, oldest first."""
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        """Return the number of stored values."""
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        """Show names and values."""
+        return f"Properties({ {key.name: value for key, value in self._values.items()} })"
+
+
+class History:
+    """The tries of one execution: the latest 64, and how many there were."""
+
+    __slots__ = ("count", "latest")
+
+    def __init__(self) -> None:
+        self.latest: deque[Attempt] = deque(maxlen=_HISTORY_LIMIT)
+        self.count = 0
+
+    def add(self, attempt: Attempt) -> None:
+        self.latest.append(attempt)
+        self.count += 1
+
+
+class ResilienceContext:
+    """State of one execution, visible in callbacks, hooks and predicates.
+
+    Attributes:
+        operation_key: A low-cardinality label of the call for telemetry and cache keys, or `None`.
+        idempotent: Whether the callback may be repeated once it was invoked.
+        attempt: Number of the running attempt, from 0.
+        pipeline_name: Name of the executing pipeline, or `None`.
+        runtime: What strategies wait, race and read the clock through; set during an execution.
+
+    Args:
+        operation_key: See the attribute.
+        idempotent: See the attribute.
+        properties: Values to start with, by `PropertyKey`.
+    """
+
+    __slots__ = (
+        "_args",
+        "_fn",
+        "_history",
+        "_invocations",
+        "_mark",
+        "_properties",
+        "_rest",
+        "_stream",
+        "attempt",
+        "idempotent",
+        "operation_key",
+        "pipeline_name",
+        "runtime",
+    )
+
+    # Set by the pipeline for the time of an execution.
+    runtime: Runtime
+    _fn: Callable[..., Any] | None
+    _args: tuple[Any, ...]
+    _stream: StreamExecution | None
+
+    def __init__(
+        self,
+        operation_key: str | None = None,
+        idempotent: bool = True,
+        properties: Mapping[PropertyKey[Any], Any] | None = None,
+    ) -> None:
+        self.operation_key = operation_key
+        self.idempotent = idempotent
+        self.attempt = 0
+        self.pipeline_name: str | None = None
+        self._fn = None
+        self._stream = None
+        # How often the callback was invoked: "never started" and "ran on an exhausted argument"
+        # are both told by comparing two readings.
+        self._invocations = 0
+        self._history: History | None = None
+        # Made when first needed; see `execution`.
+        self._mark: object = None
+        # What is left of the pipelines around a nested one, innermost first; see `_builder`.
+        self._rest: tuple[Callable[[ResilienceContext], Any], Any] | None = None
+        self._properties: Properties | None = None
+        if properties is not None:
+            self._properties = Properties(properties)
+
+    @property
+    def properties(self) -> Properties:
+        """Values attached to this execution, by `PropertyKey`."""
+        if self._properties is None:
+            self._properties = Properties()
+        return self._properties
+
+    @property
+    def execution(self) -> object:
+        """Identity of the execution; rejections carry it, see `outcome_of_error`."""
+        if self._mark is None:
+            self._mark = object()
+        return self._mark
+
+    def outcome_of_error(self, error: Exception) -> Rejected[Any] | Failure:
+        """Show `error` as `settle` would: `Rejected` if this execution's strategies raised it."""
+        if self._mark is not None and getattr(error, "_execution", None) is self._mark:
+            return Rejected(error)
+        return Failure(error)
+
+    def outcome_of_result(self, result: Any) -> Success[Any]:
+        """Show `result` to user code; a stream's result is its first chunk."""
+        return Success(result if self._stream is None else self._stream.first_chunk(result))
+
+    def __repr__(self) -> str:
+        """Show the public half."""
+        return (
+            f"ResilienceContext(operation_key={self.operation_key!r}, "
+            f"idempotent={self.idempotent!r}, attempt={self.attempt!r}, "
+            f"pipeline_name={self.pipeline_name!r})"
+        )
+
+    def begin(
+        self, pipeline_name: str | None, runtime: Runtime, fn: Callable[..., Any], args: Any
+    ) -> Self:
+        """Bind the context to an execution that starts now.
+
+        Raises:
+            MisuseError: The context still serves another execution.
+        """
+        if self._fn is not None:
+            msg = "this ResilienceContext still serves another execution; make one per execution"
+            raise MisuseError(msg)
+        self.attempt = 0
+        self.pipeline_name = pipeline_name
+        self.runtime = runtime
+        self._fn = fn
+        self._args = args
+        self._invocations = 0
+        self._mark = None
+        self._rest = None
+        return self
+
+    def end(self) -> None:
+        """Let go of the execution, so that a context kept by the caller keeps nothing alive."""
+        self._fn = None
+        self._args = ()
+        self._stream = None
+        self._history = None
+
+
+current: ContextVar[ResilienceContext] = ContextVar("resilience_pipeline.current_context")
+
+
+def current_context() -> ResilienceContext:
+    """Return the context of the attempt that runs this code.
+
+    Raises:
+        LookupError: The code is not run by a pipeline.
+    """
+    try:
+        return current.get()
+    except LookupError:
+        msg = "current_context() was called outside of a pipeline's execution"
+        raise LookupError(msg) from None

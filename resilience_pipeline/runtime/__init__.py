@@ -1,0 +1,104 @@
+"""Mechanism: what pipelines wait, race, cancel and read the clock through.
+
+`Runtime` is the protocol that strategies use as `context.runtime`, `Clock` the protocol of a
+builder's `clock=`, and `RuntimeFinder` finds the runtime of the event loop that is running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from sys import modules
+from typing import Any
+
+from ._base import Child, Clock, Interruption, Runtime, TimerHandle, Waiter
+
+__all__ = [
+    "Child",
+    "Clock",
+    "Interruption",
+    "Runtime",
+    "RuntimeFinder",
+    "TimerHandle",
+    "Waiter",
+    "current_runtime",
+]
+
+
+class RuntimeFinder:
+    """Finds the runtime of whatever event loop runs the calling task.
+
+    Looks at what is running now, not at what is imported: asyncio and trio may take turns, run at once in several threads,
+    or one inside the other (trio's guest mode).
+
+    Args:
+        clock: The clock that shall drive the runtimes, in place of the loop's own.
+    """
+
+    __slots__ = ("_asyncio", "_clock", "_current_task", "_running_loop", "_trio")
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock
+        self._asyncio: Runtime | None = None
+        self._trio: Runtime | None = None
+        self._running_loop: Callable[[], object]
+        self._current_task: Callable[[], object]
+
+    def find(self) -> Runtime:
+        """Return the runtime of the event loop that runs the calling task.
+
+        Raises:
+            RuntimeError: No supported event loop runs in this thread.
+        """
+        # An event loop can only run if its library has been imported by whoever started it, and the
+        # more expensive question, which task runs, is only asked where there could be two of them.
+        if (
+            self._asyncio is not None
+            and self._running_loop() is not None
+            and ("trio" not in modules or self._current_task() is not None)
+        ):
+            return self._asyncio
+        return self._search()
+
+    def _search(self) -> Runtime:
+        asyncio: Any = modules.get("asyncio")
+        if asyncio is not None and _in_asyncio_task(asyncio):
+            if self._asyncio is None:
+                from ._asyncio import AsyncioRuntime
+
+                self._running_loop = asyncio._get_running_loop
+                self._current_task = asyncio.current_task
+                self._asyncio = AsyncioRuntime(self._clock)
+            return self._asyncio
+        trio: Any = modules.get("trio")
+        if trio is not None and trio.lowlevel.in_trio_task():
+            if self._trio is None:
+                from ._anyio import AnyioRuntime
+
+                self._trio = AnyioRuntime(self._clock)
+            return self._trio
+        msg = "no task of asyncio or trio runs here: pipelines are executed within an event loop"
+        raise RuntimeError(msg)
+
+
+def current_runtime(clock: Clock | None = None) -> Runtime:
+    """Return the runtime of the event loop that runs the calling task.
+
+    Args:
+        clock: The clock that shall drive it, in place of the loop's own.
+
+    Raises:
+        RuntimeError: No supported event loop runs in this thread.
+    """
+    return RuntimeFinder(clock).find()
+
+
+def _in_asyncio_task(asyncio: Any) -> bool:
+    try:
+        return asyncio.current_task() is not None
+    except RuntimeError:
+        return False
+
+
+for _name in __all__:
+    if _name != "current_runtime":
+        globals()[_name].__module__ = __name__

@@ -1,0 +1,59 @@
+"""The strategies, and what it takes to write one.
+
+Each option class is a strategy: `builder.add(Retry(...))` and `builder.add_retry(...)` are the same.
+A strategy of one's own derives from `Strategy` and implements `bind(next, site)`.
+"""
+
+from __future__ import annotations
+
+from ._base import Handler, Site, Strategy
+from ._circuit_breaker import (
+    BreakDurationEvent,
+    CircuitBreaker,
+    CircuitBreakerControl,
+    CircuitClosedEvent,
+    CircuitHalfOpenedEvent,
+    CircuitMetrics,
+    CircuitOpenedEvent,
+)
+from ._concurrency_limiter import ConcurrencyLimiter, ConcurrencyLimiterRejectedEvent
+from ._fallback import Fallback, FallbackEvent
+from ._rate_limiter import (
+    FixedWindow,
+    RateLimiter,
+    RateLimiterRejectedEvent,
+    SlidingWindow,
+    SupportsRateLimit,
+    TokenBucket,
+)
+from ._retry import Retry, RetryDelayEvent, RetryEvent
+from ._timeout import Timeout, TimeoutEvent, TimeoutGeneratorEvent
+
+__all__ = [
+    "BreakDurationEvent",
+    "CircuitBreaker",
+    "CircuitBreakerControl",
+    "CircuitClosedEvent",
+    "CircuitHalfOpenedEvent",
+    "CircuitMetrics",
+    "CircuitOpenedEvent",
+    "ConcurrencyLimiter",
+    "ConcurrencyLimiterRejectedEvent",
+    "Fallback",
+    "FallbackEvent",
+    "FixedWindow",
+    "Handler",
+    "RateLimiter",
+    "RateLimiterRejectedEvent",
+    "Retry",
+    "RetryDelayEvent",
+    "RetryEvent",
+    "Site",
+    "SlidingWindow",
+    "Strategy",
+    "SupportsRateLimit",
+    "Timeout",
+    "TimeoutEvent",
+    "TimeoutGeneratorEvent",
+    "TokenBucket",
+]

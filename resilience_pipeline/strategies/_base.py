@@ -1,0 +1,246 @@
+"""What every strategy builds on: `Strategy`, `Handler` and `Site`.
+
+A strategy is an immutable description. `bind(next, site)` turns it, once per `build()`, into a handler: a function
+of the context that returns an awaitable of the result, and that may call the next handler inwards never, once
+or many times. State belongs to the bound handler. Errors travel as exceptions.
+
+Strategies import no asyncio, trio, threading, time or random: they wait, race and read the clock through
+`context.runtime`, and draw random numbers from their site.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast
+
+from attrs import frozen, has
+from typing_extensions import TypeVar as DefaultTypeVar
+
+from .._context import ResilienceContext
+from .._errors import ExecutionRejectedError, MisuseError
+from .._options import shown
+from .._outcome import Failure, Rejected, Success
+from .._predicates import OutcomeEvent, Predicate, settled
+
+E_co = DefaultTypeVar("E_co", bound=Exception, covariant=True, default=Exception)
+X = TypeVar("X", bound=ExecutionRejectedError)
+V = TypeVar("V")
+
+#: One layer of a pipeline, bound to the layers inside it. `Any` is the result: one pipeline serves
+#: callables of every type.
+Handler: TypeAlias = Callable[[ResilienceContext], Awaitable[Any]]
+
+
+class Strategy(ABC, Generic[E_co]):
+    """One layer of a pipeline; derive from it to write a strategy of your own.
+
+    Generic in the rejections that it can raise: `Strategy[Never]` where there are none.
+
+    Attributes:
+        name: Name for events and errors.
+    """
+
+    __slots__ = ()
+
+    name: str
+
+    #: Whether the strategy makes attempts of its own and notes them in the history.
+    makes_attempts: ClassVar[bool] = False
+
+    def __repr__(self) -> str:
+        """Show the options that differ from their defaults, as in a call."""
+        options = shown(self) if has(type(self)) else "…"
+        return f"{type(self).__name__}({options})"
+
+    @abstractmethod
+    def bind(self, next: Handler, site: Site) -> Handler:  # noqa: A002 - the field's word for it
+        """Make the handler of one pipeline, with fresh state.
+
+        Args:
+            next: The handler of what is inside.
+            site: Where in which pipeline the strategy sits.
+
+        Returns:
+            A function of the context that returns an awaitable of the result. It lets everything
+            that is not an `Exception` pass.
+        """
+
+
+@frozen(kw_only=True)
+class Site:
+    """Where a strategy sits, and what it needs from there.
+
+    Attributes:
+        pipeline_name: Name of the pipeline the strategy was added to, or `None`.
+        instance: The pipeline's instance name, or `None`.
+        strategy_name: Name of the strategy.
+        position: Its place in its pipeline, 0 for the outermost.
+        now: Reads the pipeline's clock: monotonic seconds, comparable across event loops and threads.
+        random: A function giving a random float in [0, 1).
+        close_timeout: Seconds that closing something discarded may take.
+    """
+
+    pipeline_name: str | None
+    instance: str | None
+    strategy_name: str
+    position: int
+    now: Callable[[], float]
+    random: Callable[[], float]
+    close_timeout: float
+
+    def reject(self, kind: type[X], context: ResilienceContext, reason: str, **fields: Any) -> X:
+        """Make this execution's own rejection, to be raised by the caller.
+
+        Args:
+            kind: The error class.
+            context: The execution's context.
+            reason: What happened, with the number that was exceeded.
+            fields: Further fields of the error, `retry_after` for example.
+        """
+        pipeline = "" if self.pipeline_name is None else f"pipeline {self.pipeline_name!r}, "
+        error = kind(
+            f"{pipeline}strategy {self.strategy_name!r}: {reason}",
+            pipeline_name=self.pipeline_name,
+            strategy_name=self.strategy_name,
+            operation_key=context.operation_key,
+            **fields,
+        )
+        error._execution = context.execution
+        return error
+
+    async def discard(self, context: ResilienceContext, result: Any) -> None:
+        """Close a result that nobody will receive; errors of closing are swallowed."""
+        if context._stream is not None:
+            await context._stream.discard(result)
+        elif _closer(result) is not None:
+            await close_shielded(context, result, self.close_timeout)
+
+
+async def close_shielded(context: ResilienceContext, subject: object, timeout: float) -> None:
+    """Close something discarded, kept from the caller's cancellation for at most `timeout`."""
+    with suppress(Exception):  # the outcome that made us discard it is the news
+        await context.runtime.shielded(partial(close, subject), timeout)
+
+
+async def close(subject: object) -> None:
+    """Close anything: by `aclose()`, else by `close()`, awaiting what that returns if need be."""
+    closer = _closer(subject)
+    if closer is not None:
+        closing = closer()
+        if inspect.isawaitable(closing):
+            await closing
+
+
+def _closer(subject: object) -> Callable[[], object] | None:
+    if isinstance(subject, type):
+        return None
+    for name in ("aclose", "close"):
+        closer: Any = getattr(subject, name, None)
+        if callable(closer):
+            return cast("Callable[[], object]", closer)
+    return None
+
+
+async def call_user(fn: Callable[[Any], V | Awaitable[V]], event: object) -> V:
+    """Call a hook, generator or action of the user's, plain or async, with its event."""
+    answer = fn(event)
+    if inspect.isawaitable(answer):
+        return await cast("Awaitable[V]", answer)
+    return answer
+
+
+async def run_hook(
+    hook: Callable[[Any], object] | None, event: object, failure: BaseException | None = None
+) -> None:
+    """Call a hook, if there is one; what it raises gets the attempt's failure as its context."""
+    if hook is None:
+        return
+    try:
+        await call_user(hook, event)
+    except BaseException as error:
+        chain(error, failure)
+        raise
+
+
+def chain(error: BaseException, failure: BaseException | None) -> None:
+    """Keep `failure` as the end of the context chain of `error`, unless it is there already."""
+    if failure is None:
+        return
+    seen = {id(error)}
+    last = error
+    while last.__context__ is not None and id(last.__context__) not in seen:
+        last = last.__context__
+        seen.add(id(last))
+    if id(failure) not in seen and last.__context__ is None and not _leads_to(failure, seen):
+        last.__context__ = failure
+
+
+def _leads_to(error: BaseException, targets: set[int]) -> bool:
+    """Whether a context chain meets one of `targets`: linking it there would close a circle."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        if id(current) in targets:
+            return True
+        seen.add(id(current))
+        current = current.__context__
+    return False
+
+
+async def handles_error(
+    predicate: Predicate, context: ResilienceContext, error: Exception, attempt: int
+) -> bool:
+    """Ask a predicate about an error, behind the gate: a misuse is never handled."""
+    if isinstance(error, MisuseError):
+        return False
+    answer = predicate.matches_error(error)
+    if answer is not None:
+        return answer
+    outcome = context.outcome_of_error(error)
+    return await _ask(predicate, OutcomeEvent(context=context, outcome=outcome, attempt=attempt))
+
+
+async def handles_result(
+    predicate: Predicate, context: ResilienceContext, result: Any, attempt: int
+) -> bool:
+    """Ask a predicate about a result; one that sees no results is not asked."""
+    if not predicate.sees_results:
+        return False
+    outcome = context.outcome_of_result(result)
+    return await _ask(predicate, OutcomeEvent(context=context, outcome=outcome, attempt=attempt))
+
+
+async def _ask(predicate: Predicate, event: OutcomeEvent) -> bool:
+    try:
+        return await settled(predicate.matches(event))
+    except BaseException as error:
+        chain(error, event.outcome.error)
+        raise
+
+
+def outcome_of(
+    context: ResilienceContext, error: Exception | None, result: Any
+) -> Success[Any] | Rejected[Any] | Failure:
+    """Show what came out of an attempt to user code."""
+    if error is None:
+        return context.outcome_of_result(result)
+    return context.outcome_of_error(error)
+
+
+def cut_traceback(error: BaseException, stale: object) -> None:
+    """Take from a traceback the part that was there already when the same error was raised before.
+
+    A callback that raises one stored exception again and again lets its traceback grow; what comes
+    out in the end shall carry the last raise only.
+    """
+    if stale is None:
+        return
+    entry = error.__traceback__
+    while entry is not None and entry.tb_next is not stale:
+        entry = entry.tb_next
+    if entry is not None:
+        entry.tb_next = None

@@ -1,0 +1,218 @@
+"""The states of a circuit breaker: closed, open, half-open, isolated.
+
+Pure: no lock, no hook, no clock; `now` is an argument and the user of this class holds a lock around each call.
+
+Rules:
+1. Every admission is a ticket. A closed circuit gives out its *epoch*, a number that changes with each close; a half-open one
+   gives out a `Probe`. A result is judged by its ticket: one of another epoch changes nothing.
+2. Verdict and release are two things. `record` decides; `release` gives a probe's place back without a decision.
+3. Opening and closing happen in one step each; what has to be announced is returned, never called.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias
+
+from attrs import frozen
+
+from ._rolling_window import RollingWindow
+
+CircuitState: TypeAlias = Literal["closed", "open", "half_open", "isolated"]
+
+CLOSED: Final = "closed"
+OPEN: Final = "open"
+HALF_OPEN: Final = "half_open"
+ISOLATED: Final = "isolated"
+
+
+class Probe:
+    """The ticket of a trial call; it loses its place at `lapses_at`."""
+
+    __slots__ = ("lapses_at",)
+
+    def __init__(self, lapses_at: float) -> None:
+        self.lapses_at = lapses_at
+
+
+Ticket: TypeAlias = int | Probe
+
+
+@frozen
+class Refusal:
+    """Why a call may not pass.
+
+    Attributes:
+        state: The circuit's state.
+        retry_after: Seconds until it makes sense to call again; `None` while isolated.
+        cause: The exception handled last.
+    """
+
+    state: CircuitState
+    retry_after: float | None
+    cause: Exception | None
+
+
+@frozen
+class Opening:
+    """The circuit has opened.
+
+    Attributes:
+        number: Number of this opening, to say later which one a computed break belongs to.
+        failure_rate: Failures / throughput of the window, from 0 to 1.
+        failure_count: Failures in the window.
+        half_open_attempts: How often the circuit has been half-open since it was closed last.
+    """
+
+    number: int
+    failure_rate: float
+    failure_count: int
+    half_open_attempts: int
+
+
+class BreakerState:
+    """One circuit.
+
+    Args:
+        failure_ratio: Share of failures that opens it, 0 to 1.
+        minimum_throughput: Calls in the window before the share counts.
+        sampling_duration: Length of the window in seconds.
+        break_duration: Length of a break in seconds, until `set_break` says otherwise.
+    """
+
+    __slots__ = (
+        "_break_duration",
+        "_configured_break",
+        "_failure_ratio",
+        "_half_open_attempts",
+        "_minimum_throughput",
+        "_openings",
+        "_probe",
+        "blocked_until",
+        "epoch",
+        "last_handled",
+        "opened_at",
+        "state",
+        "window",
+    )
+
+    def __init__(
+        self,
+        *,
+        failure_ratio: float,
+        minimum_throughput: int,
+        sampling_duration: float,
+        break_duration: float,
+    ) -> None:
+        self._failure_ratio = failure_ratio
+        self._minimum_throughput = minimum_throughput
+        self._configured_break = break_duration
+        self._break_duration = break_duration
+        self._half_open_attempts = 0
+        self._openings = 0
+        self._probe: Probe | None = None
+        self.window = RollingWindow(sampling_duration)
+        self.state: CircuitState = CLOSED
+        self.epoch = 0
+        self.last_handled: Exception | None = None
+        self.opened_at: float | None = None
+        self.blocked_until: float | None = None
+
+    def admit(self, now: float) -> Ticket | Refusal:
+        """Let a call pass, with a ticket, or refuse it."""
+        if self.state == CLOSED:
+            return self.epoch
+        if self.state == ISOLATED:
+            return Refusal(ISOLATED, None, self.last_handled)
+        if self.state == OPEN:
+            blocked_until = self.blocked_until or 0.0
+            if now < blocked_until:
+                return Refusal(OPEN, blocked_until - now, self.last_handled)
+            self.state = HALF_OPEN
+            self._half_open_attempts += 1
+        elif self._probe is not None and now < self._probe.lapses_at:
+            return Refusal(HALF_OPEN, self._probe.lapses_at - now, self.last_handled)
+        # The first after the break, or after a probe that gave its place back or let it lapse.
+        self._probe = Probe(now + self._break_duration)
+        return self._probe
+
+    def record_success(self, ticket: Ticket, now: float) -> bool:
+        """Count a success; whether the circuit has closed by it."""
+        if isinstance(ticket, Probe):
+            if not self._is_current(ticket):
+                return False
+            self._close()
+            return True
+        if self._counts(ticket):
+            self.window.record_success(now)
+        return False
+
+    def record_failure(self, ticket: Ticket, now: float, error: Exception | None) -> Opening | None:
+        """Count a failure (`error`, or a handled result); how the circuit has opened by it, if so."""
+        if isinstance(ticket, Probe):
+            if not self._is_current(ticket):
+                return None
+            self.last_handled = error
+            return self._open(now)
+        if not self._counts(ticket):
+            return None
+        self.window.record_failure(now)
+        self.last_handled = error
+        if self.state != CLOSED:
+            return None
+        throughput, failures = self.window.counts(now)
+        if throughput < self._minimum_throughput or failures / throughput < self._failure_ratio:
+            return None
+        return self._open(now)
+
+    def release(self, ticket: Ticket) -> None:
+        """Give a probe's place back without a verdict: the next call is the probe."""
+        if self._probe is ticket:
+            self._probe = None
+
+    def set_break(self, opening: Opening, duration: float) -> None:
+        """Set the length of the break that began with `opening`, if it still lasts."""
+        if self.state == OPEN and opening.number == self._openings and self.opened_at is not None:
+            self._break_duration = duration
+            self.blocked_until = self.opened_at + duration
+
+    def isolate(self) -> bool:
+        """Hold the circuit open until it is closed by hand; whether that changes anything."""
+        if self.state == ISOLATED:
+            return False
+        self.state = ISOLATED
+        self._probe = None
+        return True
+
+    def close(self) -> bool:
+        """Close by hand and empty the window; whether the circuit was not closed before."""
+        was_closed = self.state == CLOSED
+        self._close()
+        return not was_closed
+
+    def _is_current(self, probe: Probe) -> bool:
+        return self.state == HALF_OPEN and self._probe is probe
+
+    def _counts(self, epoch: int) -> bool:
+        # Results that come in while half-open decide nothing, and only a close starts afresh.
+        return epoch == self.epoch and self.state != HALF_OPEN
+
+    def _open(self, now: float) -> Opening:
+        throughput, failures = self.window.counts(now)
+        self.state = OPEN
+        self._probe = None
+        self._openings += 1
+        self._break_duration = self._configured_break
+        self.opened_at = now
+        self.blocked_until = now + self._configured_break
+        rate = failures / throughput if throughput else 0.0
+        return Opening(self._openings, rate, failures, self._half_open_attempts)
+
+    def _close(self) -> None:
+        self.state = CLOSED
+        self.epoch += 1
+        self._probe = None
+        self._half_open_attempts = 0
+        self.last_handled = None
+        self.opened_at = None
+        self.blocked_until = None
+        self.window.reset()

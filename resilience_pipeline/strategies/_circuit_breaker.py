@@ -1,0 +1,504 @@
+"""Circuit breaker: stop calling what fails, and find out when it works again.
+
+The states themselves are in `_breaker_state`; here is who may pass, what counts, and who is told. Each step decides under
+the lock and tells afterwards: a hook finds a finished transition, may raise, or may use the breaker itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+from weakref import WeakSet
+
+from attrs import field, frozen
+
+from .._context import ResilienceContext
+from .._durations import Duration
+from .._errors import BrokenCircuitError, IsolatedCircuitError, MisuseError
+from .._locks import Lock
+from .._options import (
+    checked,
+    count,
+    function,
+    generated_seconds,
+    instance,
+    positive_duration,
+    ratio,
+    text_or_none,
+    to_name,
+    to_seconds,
+)
+from .._outcome import Failure, Rejected, Success
+from .._predicates import DEFAULT, Predicate, is_refusal, to_predicate
+from ._base import (
+    Handler,
+    Site,
+    Strategy,
+    call_user,
+    chain,
+    handles_error,
+    handles_result,
+    outcome_of,
+    run_hook,
+)
+from ._breaker_state import (
+    CLOSED,
+    HALF_OPEN,
+    ISOLATED,
+    OPEN,
+    BreakerState,
+    CircuitState,
+    Opening,
+    Refusal,
+    Ticket,
+)
+
+
+@frozen(kw_only=True)
+class BreakDurationEvent:
+    """What a circuit breaker's `break_duration_generator` is given.
+
+    Attributes:
+        context: The context of the execution that opened the circuit.
+        failure_rate: Failures / throughput in the window, from 0 to 1.
+        failure_count: Failures in the window.
+        half_open_attempts: How often the circuit was half-open since it was closed last.
+    """
+
+    context: ResilienceContext
+    failure_rate: float
+    failure_count: int
+    half_open_attempts: int
+
+
+@frozen(kw_only=True)
+class CircuitOpenedEvent:
+    """What `on_opened` is given.
+
+    Attributes:
+        context: The context of the execution that opened the circuit; `None` if done by hand.
+        outcome: What opened it; `None` if done by hand.
+        break_duration: Seconds until a trial call may pass; `math.inf` if done by hand.
+        manual: Whether it was done by hand.
+    """
+
+    context: ResilienceContext | None
+    outcome: Success[Any] | Rejected[Any] | Failure | None
+    break_duration: float
+    manual: bool
+
+
+@frozen(kw_only=True)
+class CircuitClosedEvent:
+    """What `on_closed` is given.
+
+    Attributes:
+        context: The context of the execution that closed the circuit; `None` if done by hand.
+        outcome: What closed it; `None` if done by hand.
+        manual: Whether it was done by hand.
+    """
+
+    context: ResilienceContext | None
+    outcome: Success[Any] | Rejected[Any] | Failure | None
+    manual: bool
+
+
+@frozen(kw_only=True)
+class CircuitHalfOpenedEvent:
+    """What `on_half_opened` is given.
+
+    Attributes:
+        context: The context of the trial call.
+    """
+
+    context: ResilienceContext
+
+
+@frozen(kw_only=True)
+class CircuitMetrics:
+    """What the circuit breakers of one control have counted.
+
+    Attributes:
+        throughput: Calls in the window, of all breakers together.
+        failures: Handled ones among them.
+        rate: Failures / throughput, 0 where there were no calls.
+        opened_at: When the latest break began, by the pipeline's clock in seconds, or `None`.
+        blocked_until: When the latest break ends, or `None`.
+    """
+
+    throughput: int
+    failures: int
+    rate: float
+    opened_at: float | None
+    blocked_until: float | None
+
+
+_WORST_FIRST: tuple[CircuitState, ...] = (ISOLATED, OPEN, HALF_OPEN, CLOSED)
+
+
+class CircuitBreakerControl:
+    """Reads and drives circuit breakers by hand; one control may drive many.
+
+    Give it to `add_circuit_breaker(control=...)`, before or after using it: what is isolated stays so for breakers that are
+    built later. All methods may be called from any thread.
+    """
+
+    __slots__ = ("_breakers", "_isolated", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        # Weak: a control may outlive the pipelines it drove.
+        self._breakers: WeakSet[_BoundCircuitBreaker] = WeakSet()
+        self._isolated = False
+
+    @property
+    def state(self) -> CircuitState:
+        """The worst state of the breakers it drives; `"closed"` if there are none."""
+        with self._lock:
+            if self._isolated:
+                return ISOLATED
+        states = {breaker.state for breaker in self._driven()}
+        for state in _WORST_FIRST:
+            if state in states:
+                return state
+        return CLOSED
+
+    @property
+    def metrics(self) -> CircuitMetrics:
+        """What the breakers have counted in their windows, added up."""
+        all_metrics = [breaker.metrics() for breaker in self._driven()]
+        throughput = sum(metrics.throughput for metrics in all_metrics)
+        failures = sum(metrics.failures for metrics in all_metrics)
+        return CircuitMetrics(
+            throughput=throughput,
+            failures=failures,
+            rate=failures / throughput if throughput else 0.0,
+            opened_at=_latest(metrics.opened_at for metrics in all_metrics),
+            blocked_until=_latest(metrics.blocked_until for metrics in all_metrics),
+        )
+
+    def isolate(self) -> None:
+        """Hold every circuit open until `close`; calls raise `IsolatedCircuitError`.
+
+        Plain hooks run at once, coroutine hooks in the next call. What a hook raises comes out after all circuits
+        have been isolated.
+        """
+        with self._lock:
+            self._isolated = True
+        _on_each(self._driven(), lambda breaker: breaker.isolate())
+
+    def close(self) -> None:
+        """Close every circuit and empty its window; hooks run as for `isolate`."""
+        with self._lock:
+            self._isolated = False
+        _on_each(self._driven(), lambda breaker: breaker.close())
+
+    def __repr__(self) -> str:
+        """Show the state and how many breakers there are."""
+        return f"<CircuitBreakerControl {self.state}, {len(self._driven())} breakers>"
+
+    def _driven(self) -> list[_BoundCircuitBreaker]:
+        with self._lock:
+            return list(self._breakers)
+
+    def _attach(self, breaker: _BoundCircuitBreaker) -> None:
+        with self._lock:
+            self._breakers.add(breaker)
+            isolated = self._isolated
+        if isolated:
+            breaker.isolate()
+
+
+def _latest(times: Any) -> float | None:
+    return max((time for time in times if time is not None), default=None)
+
+
+def _on_each(
+    breakers: list[_BoundCircuitBreaker], act: Callable[[_BoundCircuitBreaker], None]
+) -> None:
+    """Act on every breaker; the first error comes out when all are done."""
+    first: Exception | None = None
+    for breaker in breakers:
+        try:
+            act(breaker)
+        except Exception as error:  # noqa: BLE001 - raised below
+            first = first or error
+    try:
+        if first is not None:
+            raise first
+    finally:
+        del first
+
+
+@checked
+@frozen(repr=False)
+class CircuitBreaker(Strategy[BrokenCircuitError]):
+    """Refuse calls for a while once too many of them have failed.
+
+    Closed, it counts outcomes in a rolling window of ten slices. A handled outcome opens it when the window then holds at least
+    `minimum_throughput` calls of which at least `failure_ratio` failed. Open, calls raise `BrokenCircuitError`. The first call after
+    the break is a trial: if it is good the circuit closes, if it is handled another break begins. A trial that is
+    cancelled decides nothing and gives its place back; one that hangs loses its place after one more break.
+
+    Outcomes that are not handled count as good, as in Polly; with the default `should_handle`, refusals of limiters and
+    other breakers inside count as nothing. A timeout *outside* the breaker reaches it as a
+    cancellation, which is no evidence: put a timeout inside to have calls that hang counted.
+
+    Args:
+        failure_ratio: Share of failures that opens the circuit, 0 to 1.
+        minimum_throughput: Calls in the window before the share counts, at least 2.
+        sampling_duration: Length of the window in seconds (any duration form), above zero.
+        break_duration: Length of a break in seconds (any duration form), above zero.
+        break_duration_generator: Function of a `BreakDurationEvent` giving the length of this break in any duration form, in place
+            of `break_duration`; `None` means that one.
+        should_handle: Which outcomes are failures. The default handles every exception but HTTP client errors other
+            than 408 and 429.
+        on_opened: Hook called with a `CircuitOpenedEvent` after the circuit has opened.
+        on_closed: Hook called with a `CircuitClosedEvent` after it has closed.
+        on_half_opened: Hook called with a `CircuitHalfOpenedEvent` before the trial call.
+        control: Reads the breaker's state and drives it by hand.
+        name: Name for events and errors.
+
+    Raises:
+        OptionsError: One or more options have bad values.
+    """
+
+    failure_ratio: float = field(default=0.1, kw_only=True, metadata=ratio())
+    minimum_throughput: int = field(default=100, kw_only=True, metadata=count(minimum=2))
+    sampling_duration: float = field(
+        default=30.0, kw_only=True, converter=to_seconds, metadata=positive_duration()
+    )
+    break_duration: float = field(
+        default=5.0, kw_only=True, converter=to_seconds, metadata=positive_duration()
+    )
+    break_duration_generator: (
+        Callable[[BreakDurationEvent], Duration | Awaitable[Duration | None] | None] | None
+    ) = field(default=None, kw_only=True, metadata=function())
+    should_handle: Predicate = field(default=DEFAULT, kw_only=True, converter=to_predicate)
+    on_opened: Callable[[CircuitOpenedEvent], object] | None = field(
+        default=None, kw_only=True, metadata=function()
+    )
+    on_closed: Callable[[CircuitClosedEvent], object] | None = field(
+        default=None, kw_only=True, metadata=function()
+    )
+    on_half_opened: Callable[[CircuitHalfOpenedEvent], object] | None = field(
+        default=None, kw_only=True, metadata=function()
+    )
+    control: CircuitBreakerControl | None = field(
+        default=None,
+        kw_only=True,
+        metadata=instance(CircuitBreakerControl, "a CircuitBreakerControl"),
+    )
+    name: str = field(default=None, kw_only=True, converter=to_name, metadata=text_or_none())
+
+    def bind(self, next: Handler, site: Site) -> Handler:  # noqa: A002
+        """Make the handler of one pipeline, with a circuit of its own."""
+        breaker = _BoundCircuitBreaker(self, next, site)
+        if self.control is not None:
+            self.control._attach(breaker)
+        return breaker.handle
+
+
+class _BoundCircuitBreaker:
+    __slots__ = (
+        "__weakref__",
+        "_default",
+        "_lock",
+        "_next",
+        "_now",
+        "_options",
+        "_pending",
+        "_sees_results",
+        "_site",
+        "_state",
+    )
+
+    def __init__(self, options: CircuitBreaker, next: Handler, site: Site) -> None:  # noqa: A002
+        self._options = options
+        self._next = next
+        self._site = site
+        self._now = site.now
+        self._lock = Lock()
+        self._state = BreakerState(
+            failure_ratio=options.failure_ratio,
+            minimum_throughput=options.minimum_throughput,
+            sampling_duration=options.sampling_duration,
+            break_duration=options.break_duration,
+        )
+        self._sees_results = options.should_handle.sees_results
+        self._default = options.should_handle is DEFAULT
+        #: Coroutine hooks of manual transitions, waiting for a call that can await them.
+        self._pending: deque[Callable[[], Awaitable[object]]] = deque()
+
+    async def handle(self, context: ResilienceContext) -> Any:
+        if self._pending:
+            await self._run_pending()
+        state = self._state
+        # Closed, a call passes without the lock: what it reads is one epoch or the next, and its result is judged by
+        # the one it read.
+        ticket = state.epoch if state.state == CLOSED else await self._enter(context)
+        error: Exception | None = None
+        result = None
+        try:
+            try:
+                result = await self._next(context)
+            except Exception as caught:  # noqa: BLE001 - judged, then raised again
+                error = caught
+            else:
+                if not self._sees_results and type(ticket) is int:
+                    with self._lock:
+                        state.record_success(ticket, self._now())
+                    return result
+            try:
+                await self._conclude(context, ticket, error, result)
+            except BaseException as raised:
+                if error is None:
+                    await self._site.discard(context, result)
+                chain(raised, error)
+                raise
+            if error is None:
+                return result
+            raise error
+        finally:
+            error = None
+            if type(ticket) is not int:
+                with self._lock:
+                    state.release(ticket)
+
+    async def _enter(self, context: ResilienceContext) -> Ticket:
+        """Be admitted, perhaps as the trial call, or raise."""
+        with self._lock:
+            was_open = self._state.state == OPEN
+            ticket = self._state.admit(self._now())
+        if isinstance(ticket, Refusal):
+            raise self._refusal(context, ticket) from ticket.cause
+        if not was_open or self._options.on_half_opened is None or isinstance(ticket, int):
+            return ticket
+        try:
+            await run_hook(self._options.on_half_opened, CircuitHalfOpenedEvent(context=context))
+        except BaseException:
+            with self._lock:
+                self._state.release(ticket)
+            raise
+        return ticket
+
+    def _refusal(self, context: ResilienceContext, refusal: Refusal) -> BrokenCircuitError:
+        # Made anew for each call: one error raised many times would let its traceback grow.
+        if refusal.retry_after is None:
+            reason = "the circuit is isolated by hand"
+            return self._site.reject(IsolatedCircuitError, context, reason)
+        what = "open" if refusal.state == OPEN else "half-open, a trial call is running"
+        return self._site.reject(
+            BrokenCircuitError,
+            context,
+            f"the circuit is {what}; it makes sense to call again in {refusal.retry_after:g} s",
+            retry_after=refusal.retry_after,
+        )
+
+    async def _conclude(
+        self, context: ResilienceContext, ticket: Ticket, error: Exception | None, result: Any
+    ) -> None:
+        """Count an outcome, and tell whom it concerns if the circuit has changed by it."""
+        attempt = context.attempt
+        if error is None:
+            failed = await handles_result(self._options.should_handle, context, result, attempt)
+        elif isinstance(error, MisuseError) or (self._default and is_refusal(error)):
+            return
+        else:
+            failed = await handles_error(self._options.should_handle, context, error, attempt)
+        opening: Opening | None = None
+        closed = False
+        with self._lock:
+            if failed:
+                opening = self._state.record_failure(ticket, self._now(), error)
+            else:
+                closed = self._state.record_success(ticket, self._now())
+        if opening is not None:
+            await self._opened(context, opening, error, result)
+        elif closed and self._options.on_closed is not None:
+            outcome = outcome_of(context, error, result)
+            event = CircuitClosedEvent(context=context, outcome=outcome, manual=False)
+            await run_hook(self._options.on_closed, event)
+
+    async def _opened(
+        self, context: ResilienceContext, opening: Opening, error: Exception | None, result: Any
+    ) -> None:
+        """Compute the break, outside the lock (the circuit is open already), and call the hook."""
+        options = self._options
+        duration = options.break_duration
+        if options.break_duration_generator is not None:
+            event = BreakDurationEvent(
+                context=context,
+                failure_rate=opening.failure_rate,
+                failure_count=opening.failure_count,
+                half_open_attempts=opening.half_open_attempts,
+            )
+            answer = await call_user(options.break_duration_generator, event)
+            generated = generated_seconds("break_duration_generator", answer)
+            if generated is not None:
+                duration = max(generated, 0.0)
+                with self._lock:
+                    self._state.set_break(opening, duration)
+        if options.on_opened is not None:
+            outcome = outcome_of(context, error, result)
+            await run_hook(
+                options.on_opened,
+                CircuitOpenedEvent(
+                    context=context, outcome=outcome, break_duration=duration, manual=False
+                ),
+            )
+
+    # ---- by hand ------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> CircuitState:
+        return self._state.state
+
+    def metrics(self) -> CircuitMetrics:
+        with self._lock:
+            throughput, failures = self._state.window.counts(self._now())
+            return CircuitMetrics(
+                throughput=throughput,
+                failures=failures,
+                rate=failures / throughput if throughput else 0.0,
+                opened_at=self._state.opened_at,
+                blocked_until=self._state.blocked_until,
+            )
+
+    def isolate(self) -> None:
+        with self._lock:
+            changed = self._state.isolate()
+        if changed:
+            event = CircuitOpenedEvent(
+                context=None, outcome=None, break_duration=math.inf, manual=True
+            )
+            self._tell(self._options.on_opened, event)
+
+    def close(self) -> None:
+        with self._lock:
+            changed = self._state.close()
+        if changed:
+            event = CircuitClosedEvent(context=None, outcome=None, manual=True)
+            self._tell(self._options.on_closed, event)
+
+    def _tell(self, hook: Callable[[Any], object] | None, event: object) -> None:
+        """Run a plain hook now; leave a coroutine hook to the next call, which can await it."""
+        if hook is None:
+            return
+        if inspect.iscoroutinefunction(hook):
+            self._pending.append(lambda: hook(event))
+            return
+        answer = hook(event)
+        if inspect.isawaitable(answer):
+            self._pending.append(lambda: answer)
+
+    async def _run_pending(self) -> None:
+        while self._pending:
+            try:
+                hook = self._pending.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            await hook()

@@ -1,0 +1,153 @@
+"""Concurrency limiter: at most so many calls inside at once.
+
+Interleavings that were thought through:
+
+1. A release finds somebody waiting: the permit goes to the head of the queue under the lock, then the head is woken. A newcomer
+   in between finds no free permit and a queue, and joins it.
+2. The head is cancelled, or its time runs out, after it was handed the permit and before it runs: `leave` tells, and the permit is used
+   (time ran out: the grant wins) or passed on (cancelled).
+3. The head's event loop has been closed: waking it fails, and the permit goes to the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from attrs import field, frozen
+
+from .._context import ResilienceContext
+from .._errors import ConcurrencyLimiterRejectedError
+from .._locks import Lock
+from .._options import checked, count, function, text_or_none, to_name, to_seconds_or_none
+from ._base import Handler, Site, Strategy, run_hook
+from ._waiters import WaiterQueue
+
+
+@frozen(kw_only=True)
+class ConcurrencyLimiterRejectedEvent:
+    """What a concurrency limiter's `on_rejected` is given.
+
+    Attributes:
+        context: The execution's context.
+    """
+
+    context: ResilienceContext
+
+
+@checked
+@frozen(repr=False)
+class ConcurrencyLimiter(Strategy[ConcurrencyLimiterRejectedError]):
+    """Let at most `permit_limit` calls be inside at once.
+
+    Further calls wait in a queue, first come first served, or are refused. A stream holds its permit until its first
+    chunk. The limit holds for all event loops together that use the pipeline.
+
+    Args:
+        permit_limit: Calls inside at once, at least 1.
+        queue_limit: Calls that may wait, at least 0; `math.inf` never refuses.
+        max_wait: Longest time in the queue in seconds (any duration form); `None` for no limit.
+        on_rejected: Hook called with a `ConcurrencyLimiterRejectedEvent` before the error is raised.
+        name: Name for events and errors.
+
+    Raises:
+        OptionsError: One or more options have bad values.
+    """
+
+    permit_limit: int = field(metadata=count(minimum=1))
+    queue_limit: float = field(default=0, metadata=count(minimum=0, infinite=True))
+    max_wait: float | None = field(default=None, kw_only=True, converter=to_seconds_or_none)
+    on_rejected: Callable[[ConcurrencyLimiterRejectedEvent], object] | None = field(
+        default=None, kw_only=True, metadata=function()
+    )
+    name: str = field(default=None, kw_only=True, converter=to_name, metadata=text_or_none())
+
+    def bind(self, next: Handler, site: Site) -> Handler:  # noqa: A002
+        """Make the handler of one pipeline, with permits of its own."""
+        return _BoundConcurrencyLimiter(self, next, site).handle
+
+
+class _BoundConcurrencyLimiter:
+    __slots__ = ("_free", "_lock", "_next", "_options", "_queue", "_site")
+
+    def __init__(self, options: ConcurrencyLimiter, next: Handler, site: Site) -> None:  # noqa: A002
+        self._options = options
+        self._next = next
+        self._site = site
+        self._lock = Lock()
+        self._free = options.permit_limit
+        self._queue: WaiterQueue[Any] = WaiterQueue()
+
+    async def handle(self, context: ResilienceContext) -> Any:
+        with self._lock:
+            # Nobody waits while a permit is free, see `_release`.
+            admitted = self._free > 0
+            if admitted:
+                self._free -= 1
+        if not admitted:
+            await self._wait(context)
+        try:
+            return await self._next(context)
+        finally:
+            self._release()
+
+    async def _wait(self, context: ResilienceContext) -> None:
+        """Get a permit by waiting for it, or raise."""
+        waiter = context.runtime.waiter()
+        with self._lock:
+            admitted, queued = self._admit_or_join(waiter)
+        if admitted:
+            return
+        if not queued:
+            limits = f"{self._options.permit_limit} calls are inside"
+            waiting = f" and {self._options.queue_limit} wait" if self._options.queue_limit else ""
+            await self._refuse(context, limits + waiting)
+        try:
+            await waiter.wait(self._options.max_wait)
+        except BaseException:
+            with self._lock:
+                granted = self._queue.leave(waiter)
+            if granted:
+                self._release()
+            raise
+        with self._lock:
+            granted = self._queue.leave(waiter)
+        if not granted:
+            await self._refuse(
+                context, f"no permit was free within max_wait={self._options.max_wait:g} s"
+            )
+
+    def _admit_or_join(self, waiter: Any) -> tuple[bool, bool]:
+        """Take a permit that has become free meanwhile, or a place in the queue, or neither."""
+        if self._free > 0:
+            self._free -= 1
+            return True, False
+        if len(self._queue) >= self._options.queue_limit:
+            self._queue.drop_dead()
+        if len(self._queue) >= self._options.queue_limit:
+            return False, False
+        self._queue.join(waiter)
+        return False, True
+
+    def _release(self) -> None:
+        """Hand the permit to the first who waits and can be reached, or set it free."""
+        while True:
+            with self._lock:
+                waiter = self._queue.grant()
+                if waiter is None:
+                    self._free += 1
+                    return
+            if waiter.wake():
+                return
+            with self._lock:
+                self._queue.leave(waiter)
+
+    async def _refuse(self, context: ResilienceContext, reason: str) -> None:
+        error = self._site.reject(ConcurrencyLimiterRejectedError, context, reason)
+        try:
+            if self._options.on_rejected is not None:
+                event = ConcurrencyLimiterRejectedEvent(context=context)
+                await run_hook(self._options.on_rejected, event, error)
+            raise error
+        finally:
+            del error

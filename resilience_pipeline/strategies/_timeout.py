@@ -1,0 +1,130 @@
+"""Timeout: cancel what takes too long.
+
+The limit itself is the runtime's: it tells its own expiry from everybody else's cancellation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from attrs import field, frozen
+
+from .._context import ResilienceContext
+from .._durations import Duration
+from .._errors import DeadlineReached, TimeoutRejectedError
+from .._options import (
+    checked,
+    function,
+    generated_seconds,
+    positive_duration,
+    text_or_none,
+    to_name,
+    to_seconds,
+)
+from ._base import Handler, Site, Strategy, call_user, run_hook
+
+
+@frozen(kw_only=True)
+class TimeoutGeneratorEvent:
+    """What a timeout's `timeout_generator` is given.
+
+    Attributes:
+        context: The execution's context.
+    """
+
+    context: ResilienceContext
+
+
+@frozen(kw_only=True)
+class TimeoutEvent:
+    """What a timeout's `on_timeout` is given.
+
+    Attributes:
+        context: The execution's context.
+        timeout: The limit that passed, in seconds; 0 if it was used up before the start.
+    """
+
+    context: ResilienceContext
+    timeout: float
+
+
+@checked
+@frozen(repr=False)
+class Timeout(Strategy[TimeoutRejectedError]):
+    """Limit how long the inside may take; for a stream, until its first chunk.
+
+    When the limit passes, the inside is cancelled and awaited. If it ends with that cancellation, `TimeoutRejectedError` is
+    raised (also a builtin `TimeoutError`); a value or another error that comes out anyway is kept. The
+    caller's own cancellation stays one, and wins if both happen.
+
+    A circuit breaker *inside* a timeout sees its expiry as a cancellation, which is no evidence; put the timeout inside
+    the breaker (add it later) to have slow calls counted as failures.
+
+    Args:
+        timeout: The limit in seconds (any duration form), above zero; `math.inf` for none.
+        timeout_generator: Function of a `TimeoutGeneratorEvent` giving the limit of this call in any duration form, in place of
+            `timeout`. `None` and `math.inf` mean no limit; zero or less has expired already: the inside is not
+            started.
+        on_timeout: Hook called with a `TimeoutEvent` after the inside has ended.
+        name: Name for events and errors; tells which of two nested timeouts it was.
+
+    Raises:
+        OptionsError: One or more options have bad values.
+    """
+
+    timeout: float = field(converter=to_seconds, metadata=positive_duration())
+    timeout_generator: (
+        Callable[[TimeoutGeneratorEvent], Duration | Awaitable[Duration | None] | None] | None
+    ) = field(default=None, kw_only=True, metadata=function())
+    on_timeout: Callable[[TimeoutEvent], object] | None = field(
+        default=None, kw_only=True, metadata=function()
+    )
+    name: str = field(default=None, kw_only=True, converter=to_name, metadata=text_or_none())
+
+    def bind(self, next: Handler, site: Site) -> Handler:  # noqa: A002
+        """Make the handler of one pipeline."""
+        return _BoundTimeout(self, next, site).handle
+
+
+class _BoundTimeout:
+    __slots__ = ("_generator", "_next", "_on_timeout", "_site", "_timeout")
+
+    def __init__(self, options: Timeout, next: Handler, site: Site) -> None:  # noqa: A002
+        self._timeout = options.timeout
+        self._generator = options.timeout_generator
+        self._on_timeout = options.on_timeout
+        self._next = next
+        self._site = site
+
+    async def handle(self, context: ResilienceContext) -> Any:
+        limit = self._timeout
+        if self._generator is not None:
+            limit = await self._generated_limit(context, self._generator)
+        if limit == math.inf:
+            return await self._next(context)
+        cause: BaseException | None = None
+        if limit > 0:
+            try:
+                return await context.runtime.within(limit, self._next, context)
+            except DeadlineReached as reached:
+                cause = reached.__cause__
+        limit = max(limit, 0.0)
+        reason = f"the call took longer than {limit:g} s"
+        error = self._site.reject(TimeoutRejectedError, context, reason, timeout=limit)
+        try:
+            if self._on_timeout is not None:
+                event = TimeoutEvent(context=context, timeout=limit)
+                await run_hook(self._on_timeout, event, error)
+            # What was cancelled shows where the time was spent.
+            raise error from cause
+        finally:
+            del error, cause
+
+    async def _generated_limit(
+        self, context: ResilienceContext, generator: Callable[[TimeoutGeneratorEvent], Any]
+    ) -> float:
+        generated = await call_user(generator, TimeoutGeneratorEvent(context=context))
+        limit = generated_seconds("timeout_generator", generated)
+        return math.inf if limit is None else limit

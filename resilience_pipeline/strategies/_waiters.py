@@ -1,0 +1,82 @@
+"""The queue before a limiter: first come, first served, and cancellable at any moment.
+
+Pure bookkeeping: no lock, no clock, no event loop. Its user calls every method under a lock of its own and wakes, outside
+of it, what it was told to.
+
+Rules:
+1. A permit is handed to the head of the queue while it is taken from its holder: it is never free in between, so
+   nobody can overtake.
+2. Whoever leaves the queue says so once. `leave` answers whether a permit had been handed over before: then
+   the one who leaves owns it, and uses it or passes it on.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Generic, Protocol, TypeVar
+
+
+class Wakeable(Protocol):
+    """What waits in a queue; a runtime's `Waiter` is one."""
+
+    def wake(self) -> bool:
+        """Wake it; False if it can't be reached any more."""
+        ...
+
+    def is_alive(self) -> bool:
+        """Whether it can still be reached."""
+        ...
+
+
+W = TypeVar("W", bound=Wakeable)
+
+
+class WaiterQueue(Generic[W]):
+    """Waiters in the order of their arrival; every operation takes constant time."""
+
+    __slots__ = ("_granted", "_waiting")
+
+    def __init__(self) -> None:
+        # An OrderedDict rather than a dict: taking from the front of a dict over and over skips
+        # ever more dead entries.
+        self._waiting: OrderedDict[W, None] = OrderedDict()
+        self._granted: set[W] = set()
+
+    def __len__(self) -> int:
+        """Return how many wait, those not counted that have been granted something."""
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[W]:
+        """Iterate over those who wait, in order."""
+        return iter(self._waiting)
+
+    @property
+    def head(self) -> W | None:
+        """The waiter whose turn is next."""
+        return next(iter(self._waiting), None)
+
+    def join(self, waiter: W) -> None:
+        """Queue up behind everybody else."""
+        self._waiting[waiter] = None
+
+    def grant(self) -> W | None:
+        """Take the head from the queue and mark it as granted; the caller wakes it."""
+        if not self._waiting:
+            return None
+        waiter, _ = self._waiting.popitem(last=False)
+        self._granted.add(waiter)
+        return waiter
+
+    def leave(self, waiter: W) -> bool:
+        """Leave, for whatever reason; whether a permit had been granted before."""
+        if waiter in self._granted:
+            self._granted.remove(waiter)
+            return True
+        self._waiting.pop(waiter, None)
+        return False
+
+    def drop_dead(self) -> None:
+        """Forget waiters whose event loop is gone: nobody will ever take them out otherwise."""
+        for waiter in [waiter for waiter in self._waiting if not waiter.is_alive()]:
+            del self._waiting[waiter]

@@ -1,0 +1,74 @@
+"""What every test gets: both event loops, repeatable properties, and a look for tasks left behind.
+
+A test of something that holds on every loop is marked ``@pytest.mark.anyio`` and runs once on
+asyncio and once on trio. A test of asyncio alone is marked ``@pytest.mark.asyncio``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from hypothesis import HealthCheck, settings
+
+# Derandomised, so that a red run is red again; `--hypothesis-profile=explore` hunts for more.
+settings.register_profile(
+    "repeatable",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("explore", deadline=None, max_examples=5_000)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    """The event loop an ``anyio`` test runs on."""
+    backend: str = request.param
+    return backend
+
+
+@pytest.fixture(autouse=True)
+def _no_task_left(request: pytest.FixtureRequest) -> None:
+    """Set up one of the guards below, for tests that run on an event loop.
+
+    Being autouse it comes first and is torn down last: after the test's own fixtures.
+    """
+    node: pytest.Item = request.node
+    if node.get_closest_marker("anyio"):
+        request.getfixturevalue("_anyio_task_guard")
+    elif node.get_closest_marker("asyncio"):
+        request.getfixturevalue("_asyncio_task_guard")
+
+
+@pytest.fixture
+async def _anyio_task_guard(anyio_backend_name: str) -> AsyncIterator[None]:
+    if anyio_backend_name != "asyncio":  # trio leaves no task behind by its construction
+        yield
+        return
+    before = asyncio.all_tasks()
+    yield
+    await _check_no_task_left(before)
+
+
+@pytest_asyncio.fixture
+async def _asyncio_task_guard() -> AsyncIterator[None]:
+    before = asyncio.all_tasks()
+    yield
+    await _check_no_task_left(before)
+
+
+async def _check_no_task_left(before: set[asyncio.Task[object]]) -> None:
+    """Fail when a task is alive that was not there at the start, after some turns to end in."""
+    left: set[asyncio.Task[object]] = set()
+    for _ in range(20):  # dropped async generators are closed a turn or two apart, outermost first
+        await asyncio.sleep(0)
+        left = asyncio.all_tasks() - before - {asyncio.current_task()}
+        # anyio's runner waits for its fixtures in tasks of its own, this moment included.
+        left = {task for task in left if "TestRunner." not in repr(task.get_coro())}
+        if not left:
+            return
+    pytest.fail("tasks left behind by the test:\n" + "\n".join(map(repr, left)), pytrace=False)
