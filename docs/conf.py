@@ -21,10 +21,16 @@ suppress_warnings = [
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
+# What a docstring doesn't describe is either an attribute, described as such, or not for users.
+autodoc_typehints_description_target = "documented"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 default_role = "code"
 
 # The build needs no network, so there is no index of other projects' names to check against: only
-# references to our own names must resolve.
-nitpick_ignore_regex = [("py:.*", r"(?!resilience_pipeline\.).*")]
+# references to our own names must resolve, and of those not what a private module keeps for itself
+# (type variables, above all).
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!resilience_pipeline\.).*"),
+    ("py:.*", r"resilience_pipeline\.(\w+\.)*_.*"),
+]

@@ -115,5 +115,7 @@ __all__ = [
 
 # Tracebacks, reprs and pickles show and keep the public path, whichever file a class lives in.
 for _name in __all__:
-    if getattr(globals()[_name], "__module__", "").startswith(f"{__name__}."):
-        globals()[_name].__module__ = f"{__name__}.strategies" if _name == "Strategy" else __name__
+    if _name != "Strategy" and getattr(globals()[_name], "__module__", "").startswith(
+        f"{__name__}."
+    ):
+        globals()[_name].__module__ = __name__

@@ -8,14 +8,22 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable
-from typing import Any, Generic, Never, Self, cast, overload
+from types import MethodType
+from typing import Any, Concatenate, Generic, Never, cast, overload
 
 from typing_extensions import ParamSpec, TypeVar
 
 from ._durations import Duration
 from ._errors import MisuseError, OptionsError
 from ._options import Bad, to_seconds
-from ._pipeline import Layer, ResiliencePipeline, invoke, nested
+from ._pipeline import (
+    DEFAULT_CLOSE_TIMEOUT,
+    Layer,
+    ResiliencePipeline,
+    described,
+    invoke,
+    nested,
+)
 from .runtime import Clock
 from .strategies import (
     CircuitBreaker,
@@ -40,35 +48,48 @@ class _Adder(Generic[P, R_co]):
     """`builder.add_x(**options)`, made of the strategy class `X`.
 
     A descriptor, because it has two types to join: the constructor's parameters and the builder's
-    rejections so far. At run time it carries the constructor's signature and documentation.
+    rejections so far. At run time it gives a method like any other, with the constructor's signature
+    and documentation.
     """
 
     def __init__(self, make: Callable[P, Strategy[R_co]]) -> None:
         self._make = make
-        self.__doc__ = make.__doc__
+        self._method: Callable[..., Any] | None = None
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
     @overload
-    def __get__(self, builder: None, owner: type) -> Self: ...
+    def __get__(
+        self, builder: None, owner: type
+    ) -> Callable[
+        Concatenate[ResiliencePipelineBuilder[F], P], ResiliencePipelineBuilder[F | R_co]
+    ]: ...
     @overload
     def __get__(
         self, builder: ResiliencePipelineBuilder[F], owner: type
     ) -> Callable[P, ResiliencePipelineBuilder[F | R_co]]: ...
     def __get__(self, builder: ResiliencePipelineBuilder[Any] | None, owner: type) -> Any:
-        if builder is None:
-            return self
+        if self._method is None:
+            self._method = self._make_method()
+        return self._method if builder is None else MethodType(self._method, builder)
+
+    def _make_method(self) -> Callable[..., Any]:
         make: Callable[..., Strategy[Any]] = self._make
 
-        def add(*args: Any, **options: Any) -> ResiliencePipelineBuilder[Any]:
-            return builder.add(make(*args, **options))
+        def add(self: ResiliencePipelineBuilder[Any], *args: Any, **options: Any) -> Any:
+            return self.add(make(*args, **options))
 
+        signature = inspect.signature(make)
+        receiver = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        add.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[receiver, *signature.parameters.values()],
+            return_annotation=ResiliencePipelineBuilder.__name__,
+        )
         add.__name__ = self._name
-        add.__qualname__ = f"{owner.__qualname__}.{self._name}"
-        add.__doc__ = self.__doc__
-        signature = inspect.signature(make).replace(return_annotation=owner.__name__)
-        add.__signature__ = signature  # type: ignore[attr-defined]
+        add.__qualname__ = f"{ResiliencePipelineBuilder.__qualname__}.{self._name}"
+        add.__module__ = ResiliencePipelineBuilder.__module__
+        add.__doc__ = make.__doc__
         return add
 
 
@@ -104,7 +125,7 @@ class ResiliencePipelineBuilder(Generic[E_co]):
         instance: str | None = None,
         clock: Clock | None = None,
         random: Callable[[], float] | None = None,
-        close_timeout: Duration = 5.0,
+        close_timeout: Duration = DEFAULT_CLOSE_TIMEOUT,
     ) -> None:
         self._name = name
         self._instance = instance
@@ -149,8 +170,10 @@ class ResiliencePipelineBuilder(Generic[E_co]):
                 f"add() takes a strategy such as Retry(...), or an object with bind(next, site), "
                 f"got {strategy!r}"
             )
+            if isinstance(strategy, ResiliencePipeline):
+                msg += ": add_pipeline() takes pipelines"
             raise MisuseError(msg)
-        self._add(Layer.of_strategy(strategy))
+        self._add(Layer((strategy,)))
         return self
 
     def add_pipeline(self, pipeline: ResiliencePipeline[R]) -> ResiliencePipelineBuilder[E_co | R]:
@@ -164,7 +187,7 @@ class ResiliencePipelineBuilder(Generic[E_co]):
         if not isinstance(pipeline, ResiliencePipeline):
             msg = f"add_pipeline() takes a pipeline that has been built, got {pipeline!r}"
             raise MisuseError(msg)
-        self._add(Layer.of_pipeline(pipeline))
+        self._add(Layer(pipeline.strategies, pipeline))
         return self
 
     def _add(self, layer: Layer) -> None:
@@ -189,7 +212,7 @@ class ResiliencePipelineBuilder(Generic[E_co]):
         handler: Handler = invoke
         for position, layer in reversed(list(enumerate(self._layers))):
             if layer.pipeline is not None:
-                handler = nested(layer.pipeline.head, handler)
+                handler = nested(layer.pipeline, handler)
                 continue
             handler = self._bind(layer.strategies[0], position, handler)
         return ResiliencePipeline(
@@ -219,7 +242,7 @@ class ResiliencePipelineBuilder(Generic[E_co]):
 
     def __repr__(self) -> str:
         """Show the calls that lead here."""
-        return ResiliencePipeline.described(self._name, self._instance, self._layers)
+        return described(self._name, self._instance, self._close_timeout, self._layers)
 
 
 def _is_clock(clock: object) -> bool:

@@ -25,6 +25,10 @@ from typing import Any
 class ResilienceError(Exception):
     """Base class of everything this library raises by itself."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Rebuild from the fields."""
+        return _rebuild, (type(self), self.args), dict(vars(self))
+
 
 def _rebuild(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     """Make an instance of `cls` without running an `__init__` whose signature is not known."""
@@ -65,8 +69,7 @@ class ExecutionRejectedError(ResilienceError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Rebuild from the fields; the mark of the execution stays behind."""
-        fields = {name: value for name, value in vars(self).items() if name != "_execution"}
-        return _rebuild, (type(self), self.args), fields | {"_execution": None}
+        return _rebuild, (type(self), self.args), vars(self) | {"_execution": None}
 
 
 class BrokenCircuitError(ExecutionRejectedError):
@@ -122,10 +125,6 @@ class OptionsError(ResilienceError, ValueError):
         """Make the error from its headline and the list of problems."""
         super().__init__(message)
         self.problems = problems
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Rebuild from the fields."""
-        return _rebuild, (type(self), self.args), dict(vars(self))
 
 
 class MisusedOptionError(OptionsError, MisuseError):

@@ -12,6 +12,7 @@ import difflib
 import inspect
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import wraps
 from typing import Any, Final, TypeVar, cast
 
@@ -87,11 +88,10 @@ def generated_seconds(option: str, value: Any) -> float | None:
     """
     if value is None:
         return None
-    try:
+    with suppress(ValueError):
         return seconds(value, allow_negative=True)
-    except ValueError:
-        msg = f"{option} must give None or {DURATION_FORMS}; it gave {value!r}"
-        raise OptionsError(msg) from None
+    msg = f"{option} must give None or {DURATION_FORMS}; it gave {value!r}"
+    raise OptionsError(msg)
 
 
 # ---- rules ------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def checked(cls: C) -> C:
     """Make the constructor of an attrs class report all bad options at once.
 
     The class may define `_problems(self)`, a generator of sentences about options that contradict
-    each other; it is asked only when each option is good by itself.
+    each other; it is asked also when some of them are bad.
 
     Raises (from the constructor):
         TypeError: An option is unknown; the most similar one is suggested.
@@ -202,10 +202,10 @@ def checked(cls: C) -> C:
     def __init__(self: Any, *args: Any, **options: Any) -> None:  # noqa: N807
         for name in options:
             if name not in names:
-                raise TypeError(_unknown_option(cls.__name__, name, names))
+                raise TypeError(_unknown_option(type(self).__name__, name, names))
         original(self, *args, **options)
         if getattr(self, "name", "") is None:
-            object.__setattr__(self, "name", cls.__name__)
+            object.__setattr__(self, "name", type(self).__name__)
         _raise_problems(self)
 
     cls.__init__ = __init__  # type: ignore[misc]
@@ -221,8 +221,7 @@ def _unknown_option(owner: str, name: str, names: list[str]) -> str:
 def _raise_problems(options: Any) -> None:
     bad = list(_bad_fields(options))
     problems = [f"{name} must be {expected}, got {value!r}" for name, value, expected in bad]
-    if not problems:
-        problems = list(getattr(options, "_problems", tuple)())
+    problems += getattr(options, "_problems", tuple)()
     if not problems:
         return
     coroutines = [value for _, value, _ in bad if inspect.iscoroutine(value)]
@@ -251,15 +250,30 @@ def _bad_fields(options: Any) -> Iterator[tuple[str, object, str]]:
 def shown(options: Any) -> str:
     """Write the options that differ from their defaults, as in a call."""
     parts: list[str] = []
+    by_name = False
     for field in _fields(options):
+        by_name = by_name or field.kw_only
         value = getattr(options, field.name)
         if not field.repr or (field.name == "name" and value == type(options).__name__):
             continue
-        if not field.kw_only:
-            parts.append(repr(value))
-        elif not _is_default(value, field.default):
-            parts.append(f"{field.name}={value!r}")
+        if _is_default(value, _converted_default(field)):
+            by_name = True  # what comes after an argument that is left out
+        else:
+            parts.append(written(value) if not by_name else f"{field.name}={written(value)}")
     return ", ".join(parts)
+
+
+def written(value: object) -> str:
+    """Write a value as it stands in a program: functions and classes by their names."""
+    if isinstance(value, float) and value == math.inf:
+        return "math.inf"
+    if isinstance(value, type) or inspect.isroutine(value):
+        return value.__name__
+    return repr(value)
+
+
+def _converted_default(field: Any) -> object:
+    return field.default if field.converter is None else field.converter(field.default)
 
 
 def _is_default(value: object, default: object) -> bool:

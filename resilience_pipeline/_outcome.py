@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, ClassVar, Generic, Literal, NoReturn, TypeAlias, Union
+from typing import Any, Generic, Literal, Never, NoReturn, TypeAlias, Union
 
 from attrs import Factory, field, frozen
 from typing_extensions import TypeVar
@@ -55,16 +55,14 @@ class Success(Generic[T_co]):
     attempts: tuple[Attempt, ...] = field(default=(), eq=False, repr=False, kw_only=True)
     attempt_count: int = field(default=0, eq=False, repr=False, kw_only=True)
 
-    __match_args__: ClassVar[tuple[str, ...]] = ("value",)
-
     @property
     def ok(self) -> Literal[True]:
-        """Whether there is a value: yes."""
+        """Say that there is a value."""
         return True
 
     @property
     def error(self) -> None:
-        """The error: there is none."""
+        """There is none."""
         return None
 
     def unwrap(self) -> T_co:
@@ -83,8 +81,8 @@ class Success(Generic[T_co]):
         self,
         *,
         success: Callable[[T_co], R],
-        failure: Callable[[Any], R],  # noqa: ARG002 - the same call on every arm
-        rejected: Callable[[Any], R] | None = None,  # noqa: ARG002
+        failure: Callable[[Never], object],  # noqa: ARG002 - the same call on every arm
+        rejected: Callable[[Never], object] | None = None,  # noqa: ARG002
     ) -> R:
         """Call the function of this arm: `success(value)`."""
         return success(self.value)
@@ -105,15 +103,13 @@ class _Unsuccessful(Generic[E_co]):
         default=Factory(lambda self: getattr(self.error, "__traceback__", None), takes_self=True),
     )
 
-    __match_args__: ClassVar[tuple[str, ...]] = ("error",)
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Rebuild from the fields; tracebacks do not travel."""
         return _rebuild_unsuccessful, (type(self), self.error, self.attempts, self.attempt_count)
 
     @property
     def ok(self) -> Literal[False]:
-        """Whether there is a value: no."""
+        """Say that there is no value."""
         return False
 
     def unwrap(self) -> NoReturn:
@@ -144,15 +140,15 @@ class Rejected(_Unsuccessful[E_co]):
         attempt_count: After `settle`, the number of all tries.
     """
 
-    def map(self, fn: Callable[[Any], Any]) -> Rejected[E_co]:  # noqa: ARG002
+    def map(self, fn: Callable[[Never], object]) -> Rejected[E_co]:  # noqa: ARG002
         """Return this outcome as it is."""
         return self
 
     def match(
         self,
         *,
-        success: Callable[[Any], R],  # noqa: ARG002 - the same call on every arm
-        failure: Callable[[Any], R],
+        success: Callable[[Never], object],  # noqa: ARG002 - the same call on every arm
+        failure: Callable[[E_co], R],
         rejected: Callable[[E_co], R] | None = None,
     ) -> R:
         """Call the function of this arm: `rejected(error)`, or `failure(error)` without one."""
@@ -169,16 +165,16 @@ class Failure(_Unsuccessful[Exception]):
         attempt_count: After `settle`, the number of all tries.
     """
 
-    def map(self, fn: Callable[[Any], Any]) -> Failure:  # noqa: ARG002
+    def map(self, fn: Callable[[Never], object]) -> Failure:  # noqa: ARG002
         """Return this outcome as it is."""
         return self
 
     def match(
         self,
         *,
-        success: Callable[[Any], R],  # noqa: ARG002 - the same call on every arm
+        success: Callable[[Never], object],  # noqa: ARG002 - the same call on every arm
         failure: Callable[[Exception], R],
-        rejected: Callable[[Any], R] | None = None,  # noqa: ARG002
+        rejected: Callable[[Never], object] | None = None,  # noqa: ARG002
     ) -> R:
         """Call the function of this arm: `failure(error)`."""
         return failure(self.error)

@@ -19,15 +19,17 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractAsyncContextManager
-from functools import partial, wraps
+from functools import partial, update_wrapper
+from time import monotonic
 from types import CoroutineType
 from typing import Any, ClassVar, Generic, Never, cast, overload
 
 from attrs import evolve, frozen
 from typing_extensions import ParamSpec, TypeVar, TypeVarTuple
 
-from ._context import History, ResilienceContext, current
+from ._context import History, ResilienceContext, Rest, begun, current, leave
 from ._errors import MisuseError
+from ._options import written
 from ._outcome import Attempt, Failure, Outcome, Rejected, Success
 from ._stream import ResilienceStream, StreamExecution, StreamStart
 from .runtime import Clock, Runtime, RuntimeFinder
@@ -37,6 +39,8 @@ T = TypeVar("T")
 P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
 E_co = TypeVar("E_co", bound=Exception, covariant=True, default=Exception)
+
+DEFAULT_CLOSE_TIMEOUT = 5.0
 
 
 # ---- the innermost handlers -------------------------------------------------------------------
@@ -60,31 +64,37 @@ def invoke(context: ResilienceContext) -> Awaitable[Any]:
     return awaitable  # pyright: ignore[reportUnknownVariableType]
 
 
-def nested(head: Handler, inside: Handler) -> Handler:
+def nested(pipeline: ResiliencePipeline[Any], inside: Handler) -> Handler:
     """Put a built pipeline's handlers around `inside`.
 
     They were bound once, to `invoke`, and stay so, because their state is shared. So `invoke` has to be told for each execution
-    that there is more to come: the context carries the rest.
+    that there is more to come: the context carries the rest. A clock of the pipeline's own drives its
+    strategies and nothing else; without one they go by the clock of the pipeline around them.
     """
+    head = pipeline._head
+    find_runtime = pipeline._find_runtime if pipeline._has_clock else None
 
     async def handle(context: ResilienceContext) -> Any:
-        outer = context._rest
-        context._rest = (inside, outer)
+        outer, find_outer = context._rest, context._find_runtime
+        context._rest = (inside, find_outer, outer)
+        if find_runtime is not None:
+            context._find_runtime = find_runtime
         try:
             return await head(context)
         finally:
-            context._rest = outer
+            context._rest, context._find_runtime = outer, find_outer
 
     return handle
 
 
-async def _resume(context: ResilienceContext, rest: tuple[Handler, Any]) -> Any:
+async def _resume(context: ResilienceContext, rest: Rest) -> Any:
     """Go on inside of a nested pipeline, with the rest of what is around that for its own end."""
-    inside, context._rest = rest
+    own = context._find_runtime
+    inside, context._find_runtime, context._rest = rest
     try:
         return await inside(context)
     finally:
-        context._rest = rest
+        context._rest, context._find_runtime = rest, own
 
 
 def _not_awaitable(fn: object, result: object) -> str:
@@ -104,14 +114,21 @@ def _name_of(fn: object) -> str:
     return f"{name}()" if name else repr(fn)
 
 
-def _check_callable(fn: object, instead: str) -> None:
+def _check_callable(fn: object, called: str) -> None:
     if callable(fn):
         return
-    msg = f"{instead} takes a function and its arguments, got {fn!r}"
+    msg = f"{called}() takes a function, got {fn!r}"
+    if inspect.isawaitable(fn) or inspect.isasyncgen(fn) or inspect.isgenerator(fn):
+        msg += f": pass the function itself, {called}(fn{'' if called == 'wrap' else ', *args'})"
     if inspect.iscoroutine(fn):
         fn.close()
-        msg += f": pass the function itself, {instead.removesuffix('()')}(fn, *args)"
     raise MisuseError(msg)
+
+
+def _check_context(context: object) -> None:
+    if not isinstance(context, ResilienceContext):
+        msg = f"context= takes a ResilienceContext, got {context!r}"
+        raise MisuseError(msg)
 
 
 # ---- the pipeline -----------------------------------------------------------------------------
@@ -121,23 +138,31 @@ def _check_callable(fn: object, instead: str) -> None:
 class Layer:
     """One entry of a builder: a strategy, or a nested pipeline with all of its own."""
 
-    call: str
     strategies: tuple[Strategy[Any], ...]
     pipeline: ResiliencePipeline[Any] | None = None
 
-    @classmethod
-    def of_strategy(cls, strategy: Strategy[Any]) -> Layer:
-        described = repr(strategy)
-        own = type(strategy).__module__.startswith(__package__ or "resilience_pipeline")
-        name, arguments, _ = described.partition("(")
-        if not own or not arguments:
-            return cls(f".add({described})", (strategy,))
-        snake = "".join(f"_{c.lower()}" if c.isupper() else c for c in name)
-        return cls(f".add{snake}({described[len(name) + 1 :]}", (strategy,))
+    def __str__(self) -> str:
+        """Write the builder's call."""
+        if self.pipeline is not None:
+            return f".add_pipeline({self.pipeline!r})"
+        (strategy,) = self.strategies
+        kind, made = type(strategy), repr(strategy)
+        if kind.__module__ != __package__:
+            return f".add({made})"
+        snake = "".join(f"_{c.lower()}" if c.isupper() else c for c in kind.__name__)
+        return f".add{snake}{made.removeprefix(kind.__name__)}"
 
-    @classmethod
-    def of_pipeline(cls, pipeline: ResiliencePipeline[Any]) -> Layer:
-        return cls(f".add_pipeline({pipeline!r})", pipeline.strategies, pipeline)
+
+def described(
+    name: str | None, instance: str | None, close_timeout: object, layers: Sequence[Layer]
+) -> str:
+    """Write the calls that lead to a builder."""
+    arguments = [] if name is None else [f"name={name!r}"]
+    if instance is not None:
+        arguments.append(f"instance={instance!r}")
+    if close_timeout != DEFAULT_CLOSE_TIMEOUT:
+        arguments.append(f"close_timeout={written(close_timeout)}")
+    return f"ResiliencePipelineBuilder({', '.join(arguments)}){''.join(map(str, layers))}"
 
 
 class ResiliencePipeline(Generic[E_co]):
@@ -156,8 +181,10 @@ class ResiliencePipeline(Generic[E_co]):
         "__weakref__",
         "_close_timeout",
         "_find_runtime",
+        "_has_clock",
+        "_head",
         "_layers",
-        "head",
+        "_now",
         "instance",
         "name",
         "strategies",
@@ -168,10 +195,12 @@ class ResiliencePipeline(Generic[E_co]):
     name: str | None
     instance: str | None
     strategies: tuple[Strategy[Any], ...]
-    head: Handler
+    _head: Handler
     _layers: tuple[Layer, ...]
     _close_timeout: float
+    _has_clock: bool
     _find_runtime: Callable[[], Runtime]
+    _now: Callable[[], float]
 
     def __init__(
         self,
@@ -188,14 +217,21 @@ class ResiliencePipeline(Generic[E_co]):
         set_once("name", name)
         set_once("instance", instance)
         set_once("strategies", tuple(s for layer in layers for s in layer.strategies))
-        set_once("head", head)
+        set_once("_head", head)
         set_once("_layers", layers)
         set_once("_close_timeout", close_timeout)
+        set_once("_has_clock", clock is not None)
         set_once("_find_runtime", RuntimeFinder(clock).find)
+        set_once("_now", monotonic if clock is None else clock.now)
 
     def __setattr__(self, name: str, value: object) -> None:
         """Refuse: pipelines are immutable."""
         msg = f"a pipeline is immutable: can't set {name!r}"
+        raise AttributeError(msg)
+
+    def __delattr__(self, name: str) -> None:
+        """Refuse: pipelines are immutable."""
+        msg = f"a pipeline is immutable: can't delete {name!r}"
         raise AttributeError(msg)
 
     async def execute(
@@ -221,17 +257,20 @@ class ResiliencePipeline(Generic[E_co]):
             MisuseError: `fn` can't be called or returns nothing that can be awaited.
             ExecutionRejectedError: A strategy refused the call or gave up on it.
         """
-        if context is None:
-            context = ResilienceContext(operation_key, idempotent)
         if not callable(fn):
-            _check_callable(fn, "execute()")
-        context.begin(self.name, self._find_runtime(), fn, args)
+            _check_callable(fn, "execute")
+        if context is None:
+            context = begun(operation_key, idempotent, self.name, self._find_runtime, fn, args)
+        else:
+            _check_context(context)
+            context.begin(self.name, self._find_runtime, fn, args)
         token = current.set(context)
         try:
-            return await self.head(context)  # type: ignore[no-any-return]
+            return await self._head(context)  # type: ignore[no-any-return]
         finally:
-            current.reset(token)
-            context.end()
+            context._fn = None  # `context.end()`, as far as it concerns a call
+            context._args = ()
+            leave(token)
 
     async def settle(
         self,
@@ -249,28 +288,34 @@ class ResiliencePipeline(Generic[E_co]):
             `Success(value)`; `Rejected(error)` when one of this pipeline's own strategies refused or gave up; `Failure(error)`
             for everything else.
         """
-        if context is None:
-            context = ResilienceContext(operation_key, idempotent)
         try:
-            _check_callable(fn, "settle()")
-            runtime = self._find_runtime()
-            context.begin(self.name, runtime, fn, args)
+            _check_callable(fn, "settle")
+            started = self._now()
+            if context is None:
+                context = begun(operation_key, idempotent, self.name, self._find_runtime, fn, args)
+            else:
+                _check_context(context)
+                context.begin(self.name, self._find_runtime, fn, args)
         except Exception as error:  # noqa: BLE001 - settle never raises one
             return Failure(error)
         history = context._history = History()
-        started = runtime.now()
+        outcome: Success[T] | Rejected[Any] | Failure | None = None
         token = current.set(context)
-        outcome: Success[T] | Rejected[Any] | Failure
         try:
-            outcome = Success(await self.head(context))
-        except Exception as error:  # noqa: BLE001 - settle never raises one
-            outcome = context.outcome_of_error(error)
+            try:
+                outcome = Success(await self._head(context))
+            except Exception as error:  # noqa: BLE001 - settle never raises one
+                outcome = context.outcome_of_error(error)
+            finally:
+                context.end()
+                leave(token)
+            if not history.count and not any(map(_makes_attempts, self.strategies)):
+                history.add(Attempt(number=0, outcome=outcome, duration=self._now() - started))
+            return evolve(outcome, attempts=tuple(history.latest), attempt_count=history.count)
         finally:
-            current.reset(token)
-            context.end()
-        if not history.count and not any(map(_makes_attempts, self.strategies)):
-            history.add(Attempt(number=0, outcome=outcome, duration=runtime.now() - started))
-        return evolve(outcome, attempts=tuple(history.latest), attempt_count=history.count)
+            # An error's traceback leads to this frame and those inside: none may lead to the error.
+            history.latest.clear()
+            outcome = None
 
     def execute_stream(
         self,
@@ -300,15 +345,17 @@ class ResiliencePipeline(Generic[E_co]):
         Raises:
             MisuseError: `factory` can't be called.
         """
-        _check_callable(factory, "execute_stream()")
-        close_timeout, head, name = self._close_timeout, self.head, self.name
+        _check_callable(factory, "execute_stream")
+        if context is not None:
+            _check_context(context)
+        close_timeout, head, name = self._close_timeout, self._head, self.name
         find_runtime = self._find_runtime
 
         def start() -> StreamStart:
-            begun = ResilienceContext(operation_key, idempotent) if context is None else context
-            begun.begin(name, find_runtime(), factory, args)
-            begun._stream = execution = StreamExecution(close_timeout)
-            return StreamStart(begun, execution, head)
+            mine = ResilienceContext(operation_key, idempotent) if context is None else context
+            mine.begin(name, find_runtime, factory, args)
+            mine._stream = execution = StreamExecution(close_timeout)
+            return StreamStart(mine, execution, head)
 
         return ResilienceStream(start)
 
@@ -356,9 +403,10 @@ class ResiliencePipeline(Generic[E_co]):
         if isinstance(fn, staticmethod | classmethod):
             method = cast(Any, fn)
             return type(method)(self.wrap(method.__func__, **options))
+        _check_callable(fn, "wrap")
         if _is(inspect.iscoroutinefunction, fn):
 
-            @wraps(fn)
+            @partial(_dress, fn)
             async def call(*args: Any, **kwargs: Any) -> Any:
                 target = partial(fn, *args, **kwargs) if kwargs else fn
                 return await self.execute(target, *(() if kwargs else args), **options)
@@ -366,7 +414,7 @@ class ResiliencePipeline(Generic[E_co]):
             return call
         if _is(inspect.isasyncgenfunction, fn):
 
-            @wraps(fn)
+            @partial(_dress, fn)
             def stream(*args: Any, **kwargs: Any) -> ResilienceStream[Any]:
                 target = partial(fn, *args, **kwargs) if kwargs else fn
                 return self.execute_stream(target, *(() if kwargs else args), **options)
@@ -380,18 +428,10 @@ class ResiliencePipeline(Generic[E_co]):
 
     # ---- reading
 
-    @staticmethod
-    def described(name: str | None, instance: str | None, layers: Sequence[Layer]) -> str:
-        """Write the builder's calls."""
-        arguments = [] if name is None else [f"name={name!r}"]
-        if instance is not None:
-            arguments.append(f"instance={instance!r}")
-        calls = "".join(layer.call for layer in layers)
-        return f"ResiliencePipelineBuilder({', '.join(arguments)}){calls}"
-
     def __repr__(self) -> str:
         """Read like the builder call."""
-        return f"{self.described(self.name, self.instance, self._layers)}.build()"
+        made = described(self.name, self.instance, self._close_timeout, self._layers)
+        return f"{made}.build()"
 
 
 def _makes_attempts(strategy: object) -> bool:
@@ -406,6 +446,19 @@ def _is(test: Callable[[Any], bool], fn: Any) -> bool:
         return True
     call: Any = getattr(fn.__class__, "__call__", None)  # noqa: B004 - asked what kind it is
     return not inspect.isroutine(fn) and test(call)
+
+
+def _dress(fn: Any, wrapper: Any) -> Any:
+    """Give `wrapper` the name, the docstring and the signature of `fn`, be it a function or not."""
+    named: Any = fn
+    while isinstance(named, partial):
+        named = named.func
+    is_function = inspect.isroutine(named)
+    update_wrapper(wrapper, named, updated=("__dict__",) if is_function else ())
+    if not is_function:
+        wrapper.__name__ = wrapper.__qualname__ = named.__class__.__name__
+    wrapper.__wrapped__ = fn
+    return wrapper
 
 
 class _Wrapper:
@@ -436,5 +489,10 @@ class _Wrapper:
 
 
 ResiliencePipeline.empty = ResiliencePipeline(
-    name=None, instance=None, layers=(), head=invoke, clock=None, close_timeout=5.0
+    name=None,
+    instance=None,
+    layers=(),
+    head=invoke,
+    clock=None,
+    close_timeout=DEFAULT_CLOSE_TIMEOUT,
 )

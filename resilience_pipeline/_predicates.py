@@ -7,26 +7,31 @@ and `Retry-After` headers off the exceptions of the usual clients without import
 
 from __future__ import annotations
 
-import calendar
 import inspect
-import math
 import re
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any, TypeAlias, Union, cast
+from datetime import UTC, datetime
+from typing import Any, NoReturn, TypeAlias, Union, cast
 
 from attrs import frozen
 
 from ._context import ResilienceContext
-from ._errors import ExecutionRejectedError, MisuseError, OptionsError, TimeoutRejectedError
-from ._options import bad
+from ._errors import (
+    ExecutionRejectedError,
+    MisusedOptionError,
+    MisuseError,
+    OptionsError,
+    TimeoutRejectedError,
+)
+from ._options import bad, written
 from ._outcome import Failure, Rejected, Success
 
 __all__ = ["OutcomeEvent", "Predicate", "ShouldHandle", "handle", "handle_inner", "handle_result"]
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False)
 class OutcomeEvent:
     """What a `should_handle` function is asked about.
 
@@ -88,6 +93,9 @@ class _AnyOf(Predicate):
                 return True
         return False
 
+    def __repr__(self) -> str:
+        return " | ".join(map(repr, self.members))
+
 
 @frozen
 class _Errors(Predicate):
@@ -113,6 +121,12 @@ class _Errors(Predicate):
                 return True
         return False
 
+    def __repr__(self) -> str:
+        arguments = [written(each) for each in self.types]
+        if self.where is not None:
+            arguments.append(f"where={written(self.where)}")
+        return f"handle{'_inner' if self.inner else ''}({', '.join(arguments)})"
+
 
 @frozen
 class _Results(Predicate):
@@ -124,6 +138,9 @@ class _Results(Predicate):
     def matches(self, event: OutcomeEvent) -> _Asked:
         return isinstance(event.outcome, Success) and self.test(event.outcome.value)
 
+    def __repr__(self) -> str:
+        return f"handle_result({written(self.test)})"
+
 
 @frozen
 class _Function(Predicate):
@@ -134,6 +151,9 @@ class _Function(Predicate):
 
     def matches(self, event: OutcomeEvent) -> _Asked:
         return self.test(event)
+
+    def __repr__(self) -> str:
+        return written(self.test)
 
 
 @frozen
@@ -215,8 +235,7 @@ def handle_result(test: Callable[[Any], bool | Awaitable[bool]]) -> Predicate:
         OptionsError: `test` is no function.
     """
     if not callable(test):
-        msg = f"handle_result() takes a function of the result, got {test!r}"
-        raise OptionsError(msg)
+        _refuse(f"handle_result() takes a function of the result, got {test!r}", test)
     return _Results(test)
 
 
@@ -253,20 +272,24 @@ def _is_exception_type(value: Any) -> bool:
 
 def _exception_types(caller: str, types: tuple[Any, ...]) -> tuple[type[Exception], ...]:
     if not types:
-        msg = f"{caller}() takes at least one exception type"
-        raise OptionsError(msg)
+        _refuse(f"{caller}() takes at least one exception type", types)
     for each in types:
         if not _is_exception_type(each):
-            msg = f"{caller}() takes subclasses of Exception, got {each!r}"
-            raise OptionsError(msg)
+            _refuse(f"{caller}() takes subclasses of Exception, got {each!r}", each)
     return types
 
 
 def _callable(caller: str, option: str, value: Any) -> Any:
-    if value is None or callable(value):
-        return value
-    msg = f"{caller}({option}=…) must be a function, got {value!r}"
-    raise OptionsError(msg)
+    if value is not None and not callable(value):
+        _refuse(f"{caller}({option}=…) must be a function, got {value!r}", value)
+    return value
+
+
+def _refuse(message: str, value: object) -> NoReturn:
+    if inspect.iscoroutine(value):
+        value.close()
+        raise MisusedOptionError(message, (message,))
+    raise OptionsError(message, (message,))
 
 
 def _with_inner(error: BaseException) -> Iterator[BaseException]:
@@ -314,9 +337,47 @@ _PERMANENT_GRPC_CODES = frozenset(
 )
 
 
+#: What errors of HTTP and gRPC clients are read by.
+_CLUES = frozenset({"code", "headers", "response", "status", "status_code"})
+
+#: Types of errors, and whether it takes attributes of an instance's own to make one say something.
+_plain_types: dict[type[BaseException], bool] = {}
+_PLAIN_TYPES_LIMIT = 1024
+_PLAIN_ACCESS = (BaseException.__getattribute__, object.__getattribute__)
+
+
+def _is_plain(kind: type[BaseException]) -> bool:
+    plain = (
+        kind.__getattribute__ in _PLAIN_ACCESS
+        and not hasattr(kind, "__getattr__")
+        and not any(hasattr(kind, clue) for clue in _CLUES)
+        and not issubclass(kind, ExecutionRejectedError | MisuseError)
+        and not _is_future_cancellation(kind)
+    )
+    if len(_plain_types) >= _PLAIN_TYPES_LIMIT:
+        _plain_types.clear()
+    _plain_types[kind] = plain
+    return plain
+
+
+def says_nothing(error: BaseException) -> bool:
+    """Whether there is nothing to be read off an error but that it happened.
+
+    So it is with most, and to find ten attributes missing costs as much as six bare calls. What the type has is
+    therefore looked at once; attributes of the error's own count always.
+    """
+    plain = _plain_types.get(type(error))
+    if plain is None:
+        plain = _is_plain(type(error))
+    own = error.__dict__
+    return plain and (not own or own.keys().isdisjoint(_CLUES))
+
+
 def is_permanent(error: Exception) -> bool:
     """Whether a repetition cannot help: a 4xx other than 408 and 429, or a cancelled future."""
-    if isinstance(error, MisuseError) or _is_future_cancellation(error):
+    if says_nothing(error):
+        return False
+    if isinstance(error, MisuseError) or _is_future_cancellation(type(error)):
         return True
     status = http_status(error)
     if status is not None:
@@ -329,10 +390,10 @@ def is_refusal(error: Exception) -> bool:
     return isinstance(error, ExecutionRejectedError) and not isinstance(error, TimeoutRejectedError)
 
 
-def _is_future_cancellation(error: Exception) -> bool:
+def _is_future_cancellation(kind: type[BaseException]) -> bool:
     # Only a program that uses concurrent.futures can have its CancelledError.
     futures = sys.modules.get("concurrent.futures")
-    return futures is not None and isinstance(error, futures.CancelledError)
+    return futures is not None and issubclass(kind, futures.CancelledError)
 
 
 def _peek(subject: object, name: str) -> Any:
@@ -391,6 +452,8 @@ def demanded_wait(subject: object) -> float | None:
     """
     if isinstance(subject, ExecutionRejectedError):
         return subject.retry_after
+    if isinstance(subject, BaseException) and says_nothing(subject):
+        return None
     header = _retry_after_header(subject)
     return None if header is None else parse_retry_after(header, wall_time=time.time())
 
@@ -452,8 +515,8 @@ def parse_retry_after(header: str, *, wall_time: float) -> float | None:
     """
     value = header.strip(" \t")
     if re.fullmatch(r"[0-9]+", value):
-        # More digits than a float can hold mean for ever; int() refuses to read thousands.
-        return float(value) if len(value) < 300 else math.inf
+        # More than a float can hold is infinity: for ever. int() refuses to read thousands of digits.
+        return float(value)
     for form in _DATE_FORMS:
         if (match := form.fullmatch(value)) is not None:
             moment = _moment(match, wall_time)
@@ -472,8 +535,13 @@ def _moment(match: re.Match[str], wall_time: float) -> float | None:
         year += this_year - this_year % 100
         if year > this_year + 50:
             year -= 100
-    if year < 1 or not 1 <= day <= calendar.monthrange(year, month)[1]:
+        elif year <= this_year - 50:
+            year += 100
+    if second > 60:
         return None
-    if hour > 23 or minute > 59 or second > 60:
+    try:
+        moment = datetime(year, month, day, hour, minute, tzinfo=UTC)
+    except ValueError:
         return None
-    return float(calendar.timegm((year, month, day, hour, minute, second)))
+    # Added, because the grammar knows leap seconds and `datetime` does not.
+    return moment.timestamp() + second

@@ -1,14 +1,13 @@
 """One source of a stream: opening whatever a factory gives, reading it, closing it in the right order.
 
 A `Source` knows the protocols of sources and nothing of tasks: its methods have to be run by one task, in one context, from
-opening to close. Who that is, is decided by its carrier in `_stream`.
+opening to close. Who that is, is decided by its carrier, see `_carriers`.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterable, Awaitable, Callable
-from functools import partial
 from typing import Any, cast
 
 from ._errors import MisuseError
@@ -22,18 +21,12 @@ class Source:
     Args:
         make: Calls the factory; what it gives may be an async iterable, an async context manager around
             one, or an awaitable of either.
-        shield: Runs a closing kept from the caller's cancellation.
     """
 
-    __slots__ = ("_closed", "_iterable", "_iterator", "_make", "_manager", "_shield", "anext")
+    __slots__ = ("_closed", "_iterable", "_iterator", "_make", "_manager", "anext")
 
-    def __init__(
-        self,
-        make: Callable[[], Any],
-        shield: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
-    ) -> None:
+    def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
-        self._shield = shield
         self._manager: Any = None
         self._iterable: Any = None
         self._iterator: Any = None
@@ -59,13 +52,11 @@ class Source:
         except StopAsyncIteration as stray:
             raise stray_error(stray) from stray
 
-    async def close(self, error: BaseException | None = None, *, failed: bool = False) -> bool:
+    async def close(self, error: BaseException | None = None) -> bool:
         """Close the iterator, the iterable and the context manager, as far as there are any.
 
         Args:
             error: What the context manager is told that ended its block.
-            failed: Whether a read has failed. An async generator is finished then, and what is closed apart from it
-                may be closed by another task, out of the caller's cancellation's reach.
 
         Returns:
             Whether the context manager swallowed `error`.
@@ -77,14 +68,14 @@ class Source:
         try:
             for subject in self._closable():
                 try:
-                    await self._close_one(subject, shielded=failed)
+                    await _close_one(subject)
                 except BaseException as raised:  # noqa: BLE001 - raised when all is closed
-                    trouble = trouble or raised
+                    trouble = raised if trouble is None else trouble
             if self._manager is None:
                 swallowed = False
             else:
                 # Entered and left by hand, because reads come in between.
-                told = error or trouble
+                told = trouble if error is None else error
                 kind, tb = (None, None) if told is None else (type(told), told.__traceback__)
                 swallowed = bool(await self._manager.__aexit__(kind, told, tb))
             if trouble is not None and not (swallowed and error is None):
@@ -102,20 +93,24 @@ class Source:
             subjects.pop()
         return [each for each in subjects if each is not None and each is not self._manager]
 
-    async def _close_one(self, subject: Any, *, shielded: bool) -> None:
-        try:
-            if shielded and not inspect.isasyncgen(subject):
-                await self._shield(partial(close, subject))
-            else:
-                await close(subject)
-        except BaseExceptionGroup as group:
-            # What a task group makes of the GeneratorExit that closes the generator around it.
-            if not _is_quiet(group):
-                raise
+
+async def _close_one(subject: Any) -> None:
+    try:
+        await close(subject)
+    except BaseExceptionGroup as group:
+        # What a task group makes of the GeneratorExit that closes the generator around it.
+        if not _is_quiet(group):
+            raise
+
+
+def is_source(subject: object) -> bool:
+    """Whether something is streamed from, in place of being a chunk."""
+    return _is_manager(subject) or _is_iterable(subject)
 
 
 def _is_manager(subject: object) -> bool:
-    return hasattr(subject, "__aenter__") and hasattr(subject, "__aexit__")
+    # Asked of the type, as the language does: a class that makes managers is none itself.
+    return hasattr(type(subject), "__aenter__") and hasattr(type(subject), "__aexit__")
 
 
 def _is_iterable(subject: object) -> bool:

@@ -34,14 +34,13 @@ class RuntimeFinder:
         clock: The clock that shall drive the runtimes, in place of the loop's own.
     """
 
-    __slots__ = ("_asyncio", "_clock", "_current_task", "_running_loop", "_trio")
+    __slots__ = ("_asyncio", "_clock", "_in_task", "_trio")
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock
         self._asyncio: Runtime | None = None
         self._trio: Runtime | None = None
-        self._running_loop: Callable[[], object]
-        self._current_task: Callable[[], object]
+        self._in_task: Callable[[], bool]
 
     def find(self) -> Runtime:
         """Return the runtime of the event loop that runs the calling task.
@@ -49,13 +48,9 @@ class RuntimeFinder:
         Raises:
             RuntimeError: No supported event loop runs in this thread.
         """
-        # An event loop can only run if its library has been imported by whoever started it, and the
-        # more expensive question, which task runs, is only asked where there could be two of them.
-        if (
-            self._asyncio is not None
-            and self._running_loop() is not None
-            and ("trio" not in modules or self._current_task() is not None)
-        ):
+        # An event loop can only run if its library has been imported by whoever started it. So which one
+        # runs, a question that costs as much as two bare calls, is only asked where there are two.
+        if self._asyncio is not None and ("trio" not in modules or self._in_task()):
             return self._asyncio
         return self._search()
 
@@ -63,10 +58,9 @@ class RuntimeFinder:
         asyncio: Any = modules.get("asyncio")
         if asyncio is not None and _in_asyncio_task(asyncio):
             if self._asyncio is None:
-                from ._asyncio import AsyncioRuntime
+                from ._asyncio import AsyncioRuntime, in_task
 
-                self._running_loop = asyncio._get_running_loop
-                self._current_task = asyncio.current_task
+                self._in_task = in_task
                 self._asyncio = AsyncioRuntime(self._clock)
             return self._asyncio
         trio: Any = modules.get("trio")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import copy_context
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
@@ -67,6 +67,17 @@ class AnyioRuntime(Runtime):
             return result
         msg = f"cancelled after {timeout:g} s"
         raise TimeoutError(msg)
+
+    def is_cancellation(self, error: BaseException) -> bool:
+        return _holds_cancelled(error)
+
+    def carried(self, error: BaseException) -> BaseException:
+        # A cancellation belongs to the scopes of its task, and there are none of those elsewhere.
+        if not _holds_cancelled(error):
+            return error
+        ended = RuntimeError("the task that ran the stream's source was cancelled")
+        ended.__cause__ = error
+        return ended
 
     def waiter(self) -> Waiter:
         return _TrioWaiter(self.clock)
@@ -170,11 +181,13 @@ class _TrioWaiter(Waiter):
                 await self._event.wait()
             finally:
                 timer.cancel()
+        # A wake-up may meet a cancellation: then whoever waits must not go on as if it had not.
+        await anyio.lowlevel.checkpoint_if_cancelled()
         return self._woken
 
     def is_alive(self) -> bool:
         try:
-            self._token.run_sync_soon(_nothing)
+            self._token.run_sync_soon(_nothing, idempotent=True)
         except trio.RunFinishedError:
             return False
         return True
@@ -182,6 +195,12 @@ class _TrioWaiter(Waiter):
 
 def _nothing() -> None:
     """Be called."""
+
+
+def _holds_cancelled(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_holds_cancelled, cast(Any, error).exceptions))
+    return isinstance(error, trio.Cancelled)
 
 
 class _TrioInterruption(Interruption):
@@ -223,6 +242,12 @@ class _TrioChild(Child):
                 await fn()
         finally:
             ended()
+
+    def needs_shield(self) -> bool:
+        # What is private of trio here is only asked, and without an answer there is no shield.
+        innermost = getattr(trio.lowlevel.current_task(), "_cancel_status", None)
+        own = getattr(self._scope, "_cancel_status", None)
+        return self._scope.cancel_called and own is not None and innermost is own
 
     def cancel(self) -> None:
         self._scope.cancel()

@@ -18,12 +18,16 @@ import threading
 import weakref
 from asyncio import CancelledError, current_task
 from asyncio.events import _get_running_loop, get_running_loop
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from contextlib import suppress
 from contextvars import copy_context
+from sys import modules
 from time import monotonic
+from types import coroutine
 from typing import Any, TypeVar
 
 from .._errors import DeadlineReached
+from ._asyncio_shield import Shield, is_shielded
 from ._base import FOREVER, Child, Clock, Interruption, Runtime, TimerHandle, Waiter
 
 T = TypeVar("T")
@@ -111,6 +115,12 @@ def _queues_of(loop: asyncio.AbstractEventLoop) -> _Queues:
     return _local.queues
 
 
+def in_task() -> bool:
+    """Whether a task of asyncio runs this: not so in trio, even as a guest of asyncio's loop."""
+    loop = _get_running_loop()
+    return loop is not None and current_task(loop) is not None
+
+
 class AsyncioRuntime(Runtime):
     """Runs pipelines in tasks of any asyncio event loop."""
 
@@ -119,27 +129,30 @@ class AsyncioRuntime(Runtime):
     def now(self) -> float:
         return monotonic() if self.clock is None else self.clock.now()
 
-    async def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> Awaitable[None]:
         if self.clock is not None:
-            await self.clock.sleep(seconds)
-        elif seconds < FOREVER:
-            await asyncio.sleep(seconds)
-        else:
-            await get_running_loop().create_future()
+            return self.clock.sleep(seconds)
+        if seconds <= 0:
+            return _checkpoint()
+        if seconds < FOREVER:
+            return asyncio.sleep(seconds)
+        return get_running_loop().create_future()
 
     async def within(self, seconds: float, call: Callable[[C], Awaitable[T]], argument: C) -> T:
-        task = current_task()
+        # Asked for once: the running loop costs two bare calls, most of it to tell forks apart.
+        loop = get_running_loop()
+        task = current_task(loop)
         if task is None or seconds >= FOREVER:
             return await call(argument)
         if self.clock is not None:
             return await self._within_clock(self.clock, task, seconds, call, argument)
-        loop = task.get_loop()
         deadline = _Deadline(task, loop.time() + seconds)
         queues = _queues_of(loop)
         queue = queues.get(seconds)
         if queue is None:
             if len(queues) >= _QUEUES_PER_LOOP:
                 timer = loop.call_at(deadline.when, deadline.expire)
+                del task  # see `_until`
                 return await _until(deadline, timer, call, argument)
             queue = queues[seconds] = _DeadlineQueue(queues, seconds)
         if not queue.armed:
@@ -150,12 +163,16 @@ class AsyncioRuntime(Runtime):
         try:
             result = await call(argument)
         except CancelledError as error:
-            if deadline.expired and _was_ours(deadline):
+            ours = deadline.expired and _was_ours(deadline)
+            del task, deadline.task
+            if ours:
+                await asyncio.sleep(0)
                 raise DeadlineReached from error
             raise
         except BaseException:
             if deadline.expired:
                 task.uncancel()
+            del task, deadline.task
             raise
         finally:
             running.pop(deadline, None)
@@ -172,40 +189,41 @@ class AsyncioRuntime(Runtime):
         argument: C,
     ) -> T:
         deadline = _Deadline(task, clock.now() + seconds)
-        timer = _start_timer(clock, task.get_loop(), seconds, deadline.expire)
-        return await _until(deadline, timer, call, argument)
-
-    async def shielded(self, fn: Callable[[], Coroutine[Any, Any, T]], timeout: float) -> T:
-        # In a task of its own: a cancellation of the caller's task reaches only its waiting here.
-        loop = get_running_loop()
-        task = loop.create_task(fn(), context=copy_context())
-        _keep(task)
-        expired = False
+        over = False
 
         def expire() -> None:
-            nonlocal expired
-            expired = True
-            task.cancel()
+            # From another thread it may arrive late, when it would cancel what the caller does next.
+            if not over:
+                deadline.expire()
 
-        timer = _start_timer(self.clock, loop, timeout, expire)
-        held: CancelledError | None = None
+        timer = _start_timer(clock, task.get_loop(), seconds, expire)
         try:
-            while not task.done():
-                try:
-                    await asyncio.wait((task,))
-                except CancelledError as error:
-                    held = error
-                    if expired:
-                        break
-            if held is not None:
-                raise held
-            if task.cancelled():
-                msg = f"cancelled after {timeout:g} s" if expired else "cancelled from inside"
-                raise TimeoutError(msg)
-            return task.result()
+            return await _until(deadline, timer, call, argument)
+        finally:
+            over = True
+
+    async def shielded(self, fn: Callable[[], Coroutine[Any, Any, T]], timeout: float) -> T:
+        loop, task = get_running_loop(), current_task()
+        assert task is not None
+        shield = Shield(loop, task)
+        timer = _start_timer(self.clock, loop, timeout, shield.expire)
+        try:
+            result = await shield.run(fn)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            shield.raise_held()
+            if isinstance(error, CancelledError):
+                msg = f"cancelled, after {timeout:g} s at the latest"
+                raise TimeoutError(msg) from error
+            raise
         finally:
             timer.cancel()
-            held = None  # or the error, its traceback and this frame would hold one another
+        shield.raise_held()
+        return result
+
+    def is_cancellation(self, error: BaseException) -> bool:
+        return isinstance(error, CancelledError)
 
     def waiter(self) -> Waiter:
         return _AsyncioWaiter(get_running_loop(), self.clock)
@@ -232,6 +250,12 @@ class AsyncioRuntime(Runtime):
         return spawn_from_anywhere
 
 
+@coroutine
+def _checkpoint() -> Generator[None, None, None]:
+    """Go once round the event loop: `asyncio.sleep(0)` without its frame around this."""
+    yield
+
+
 async def _until(
     deadline: _Deadline, timer: TimerHandle, call: Callable[[C], Awaitable[T]], argument: C
 ) -> T:
@@ -239,12 +263,20 @@ async def _until(
     try:
         result = await call(argument)
     except CancelledError as error:
-        if deadline.expired and _was_ours(deadline):
+        ours = deadline.expired and _was_ours(deadline)
+        del (
+            deadline.task
+        )  # or the task, its error, the traceback and this frame would hold one another
+        if ours:
+            # A task that is being cancelled is not cancelled again by anyio before its next turn; a scope that was
+            # cancelled together with our expiry is the caller's, and wins.
+            await asyncio.sleep(0)
             raise DeadlineReached from error
         raise
     except BaseException:
         if deadline.expired:
             deadline.task.uncancel()
+        del deadline.task
         raise
     finally:
         timer.cancel()
@@ -274,13 +306,16 @@ def _start_timer(
 def _in_loop(
     loop: asyncio.AbstractEventLoop, callback: Callable[[], object]
 ) -> Callable[[], object]:
-    """Make a callback of `loop` callable from any thread."""
+    """Make a callback of `loop` callable from any thread, and from a task that moves the clock."""
 
     def call() -> None:
-        if _get_running_loop() is loop:
+        if _get_running_loop() is not loop:
+            with suppress(RuntimeError):  # closed, and nobody waits there any more
+                loop.call_soon_threadsafe(callback)
+        elif current_task(loop) is None:
             callback()
-        elif not loop.is_closed():
-            loop.call_soon_threadsafe(callback)
+        else:  # not in the middle of a step of what might be the very task it cancels
+            loop.call_soon(callback)
 
     return call
 
@@ -309,12 +344,18 @@ class _AsyncioWaiter(Waiter):
 
     async def wait(self, timeout: float | None = None) -> bool:
         if timeout is None or timeout >= FOREVER:
-            return await self._future
-        timer = _start_timer(self._clock, self._loop, timeout, lambda: self._settle(False))
-        try:
-            return await self._future
-        finally:
-            timer.cancel()
+            woken = await self._future
+        else:
+            timer = _start_timer(self._clock, self._loop, timeout, lambda: self._settle(False))
+            try:
+                woken = await self._future
+            finally:
+                timer.cancel()
+        if "anyio._backends._asyncio" in modules and not is_shielded():
+            # A cancel scope that was cancelled together with the wake-up has not reached the task yet;
+            # whoever waits must not go on as if it had not been.
+            await modules["anyio.lowlevel"].checkpoint_if_cancelled()
+        return woken
 
     def is_alive(self) -> bool:
         return not self._loop.is_closed()
@@ -343,7 +384,8 @@ class _AsyncioInterruption(Interruption):
         task = current_task()
         assert task is not None
         self._task = task
-        self._cancelling = 0
+        # Counted from entry: a cancellation that comes before the interruption, in the same turn, is the caller's.
+        self._cancelling = task.cancelling()
         self._fired = False
 
     async def guard(self, call: Callable[[C], Awaitable[T]], argument: C) -> T:
@@ -360,7 +402,6 @@ class _AsyncioInterruption(Interruption):
         return result
 
     def interrupt(self) -> None:
-        self._cancelling = self._task.cancelling()
         self._fired = True
         self._task.cancel()
 

@@ -103,6 +103,13 @@ class Child(ABC):
 
     __slots__ = ()
 
+    def needs_shield(self) -> bool:
+        """Whether this task, calling, has been cancelled for good and a shield would nest.
+
+        A shield that is a scope may not be put around the end of scopes that were opened before it.
+        """
+        return False
+
     @abstractmethod
     def cancel(self) -> None:
         """Cancel what the task is doing; from the task's own loop."""
@@ -133,7 +140,7 @@ class Runtime(ABC):
         """Return monotonic seconds, comparable between all runtimes with the same clock."""
 
     @abstractmethod
-    async def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> Awaitable[None]:
         """Wait. Always a checkpoint, also for 0; `math.inf` waits until cancelled."""
 
     @abstractmethod
@@ -159,6 +166,14 @@ class Runtime(ABC):
         A cancellation that was held back comes out afterwards. After `timeout` seconds what runs is
         cancelled once and nothing is held back any more.
         """
+
+    @abstractmethod
+    def is_cancellation(self, error: BaseException) -> bool:
+        """Whether `error` is how a cancellation of the task it was raised in shows."""
+
+    def carried(self, error: BaseException) -> BaseException:
+        """Give what another task is to raise for an error that ended one."""
+        return error
 
     @abstractmethod
     def waiter(self) -> Waiter:

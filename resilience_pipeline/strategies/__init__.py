@@ -57,3 +57,6 @@ __all__ = [
     "TimeoutGeneratorEvent",
     "TokenBucket",
 ]
+
+for _name in ("Site", "Strategy"):  # the rest is shown as part of the package itself
+    globals()[_name].__module__ = __name__

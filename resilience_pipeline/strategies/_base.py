@@ -70,7 +70,7 @@ class Strategy(ABC, Generic[E_co]):
         """
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False)
 class Site:
     """Where a strategy sits, and what it needs from there.
 
@@ -229,18 +229,3 @@ def outcome_of(
     if error is None:
         return context.outcome_of_result(result)
     return context.outcome_of_error(error)
-
-
-def cut_traceback(error: BaseException, stale: object) -> None:
-    """Take from a traceback the part that was there already when the same error was raised before.
-
-    A callback that raises one stored exception again and again lets its traceback grow; what comes
-    out in the end shall carry the last raise only.
-    """
-    if stale is None:
-        return
-    entry = error.__traceback__
-    while entry is not None and entry.tb_next is not stale:
-        entry = entry.tb_next
-    if entry is not None:
-        entry.tb_next = None

@@ -7,10 +7,13 @@ Rules:
    gives out a `Probe`. A result is judged by its ticket: one of another epoch changes nothing.
 2. Verdict and release are two things. `record` decides; `release` gives a probe's place back without a decision.
 3. Opening and closing happen in one step each; what has to be announced is returned, never called.
+4. By itself the circuit takes no step before the last one was announced, so that announcements come in the order of
+   the steps, from however many threads. The user of this class reads `unannounced` after a step and hands it to `announced`.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Final, Literal, TypeAlias
 
 from attrs import frozen
@@ -57,7 +60,7 @@ class Opening:
     """The circuit has opened.
 
     Attributes:
-        number: Number of this opening, to say later which one a computed break belongs to.
+        number: Number of this step, to say later which one was announced or a computed break belongs to.
         failure_rate: Failures / throughput of the window, from 0 to 1.
         failure_count: Failures in the window.
         half_open_attempts: How often the circuit has been half-open since it was closed last.
@@ -85,13 +88,14 @@ class BreakerState:
         "_failure_ratio",
         "_half_open_attempts",
         "_minimum_throughput",
-        "_openings",
         "_probe",
+        "_steps",
         "blocked_until",
         "epoch",
         "last_handled",
         "opened_at",
         "state",
+        "unannounced",
         "window",
     )
 
@@ -108,8 +112,10 @@ class BreakerState:
         self._configured_break = break_duration
         self._break_duration = break_duration
         self._half_open_attempts = 0
-        self._openings = 0
         self._probe: Probe | None = None
+        self._steps = 0
+        #: Number of the last step while nobody has been told of it, else 0.
+        self.unannounced = 0
         self.window = RollingWindow(sampling_duration)
         self.state: CircuitState = CLOSED
         self.epoch = 0
@@ -125,12 +131,15 @@ class BreakerState:
             return Refusal(ISOLATED, None, self.last_handled)
         if self.state == OPEN:
             blocked_until = self.blocked_until or 0.0
-            if now < blocked_until:
-                return Refusal(OPEN, blocked_until - now, self.last_handled)
-            self.state = HALF_OPEN
+            # Whoever still computes the length of this break is waited for, but not for ever.
+            if now < blocked_until or (
+                self.unannounced and now < blocked_until + self._configured_break
+            ):
+                return Refusal(OPEN, _until(blocked_until, now), self.last_handled)
+            self._step_to(HALF_OPEN)
             self._half_open_attempts += 1
-        elif self._probe is not None and now < self._probe.lapses_at:
-            return Refusal(HALF_OPEN, self._probe.lapses_at - now, self.last_handled)
+        elif self._probe is not None and (self.unannounced or now < self._probe.lapses_at):
+            return Refusal(HALF_OPEN, _until(self._probe.lapses_at, now), self.last_handled)
         # The first after the break, or after a probe that gave its place back or let it lapse.
         self._probe = Probe(now + self._break_duration)
         return self._probe
@@ -156,8 +165,13 @@ class BreakerState:
         if not self._counts(ticket):
             return None
         self.window.record_failure(now)
-        self.last_handled = error
         if self.state != CLOSED:
+            # Late: what tripped the circuit may give way to a newer exception, but not to a mere result.
+            if error is not None:
+                self.last_handled = error
+            return None
+        self.last_handled = error
+        if self.unannounced:
             return None
         throughput, failures = self.window.counts(now)
         if throughput < self._minimum_throughput or failures / throughput < self._failure_ratio:
@@ -171,7 +185,7 @@ class BreakerState:
 
     def set_break(self, opening: Opening, duration: float) -> None:
         """Set the length of the break that began with `opening`, if it still lasts."""
-        if self.state == OPEN and opening.number == self._openings and self.opened_at is not None:
+        if self.state == OPEN and opening.number == self._steps and self.opened_at is not None:
             self._break_duration = duration
             self.blocked_until = self.opened_at + duration
 
@@ -179,7 +193,7 @@ class BreakerState:
         """Hold the circuit open until it is closed by hand; whether that changes anything."""
         if self.state == ISOLATED:
             return False
-        self.state = ISOLATED
+        self._step_to(ISOLATED)
         self._probe = None
         return True
 
@@ -187,7 +201,19 @@ class BreakerState:
         """Close by hand and empty the window; whether the circuit was not closed before."""
         was_closed = self.state == CLOSED
         self._close()
+        if was_closed:
+            self.unannounced = 0
         return not was_closed
+
+    def announced(self, step: int) -> None:
+        """Say that everybody who has to know of a step has been told."""
+        if step == self.unannounced:
+            self.unannounced = 0
+
+    def _step_to(self, state: CircuitState) -> None:
+        self.state = state
+        self._steps += 1
+        self.unannounced = self._steps
 
     def _is_current(self, probe: Probe) -> bool:
         return self.state == HALF_OPEN and self._probe is probe
@@ -198,17 +224,16 @@ class BreakerState:
 
     def _open(self, now: float) -> Opening:
         throughput, failures = self.window.counts(now)
-        self.state = OPEN
+        self._step_to(OPEN)
         self._probe = None
-        self._openings += 1
         self._break_duration = self._configured_break
         self.opened_at = now
         self.blocked_until = now + self._configured_break
         rate = failures / throughput if throughput else 0.0
-        return Opening(self._openings, rate, failures, self._half_open_attempts)
+        return Opening(self._steps, rate, failures, self._half_open_attempts)
 
     def _close(self) -> None:
-        self.state = CLOSED
+        self._step_to(CLOSED)
         self.epoch += 1
         self._probe = None
         self._half_open_attempts = 0
@@ -216,3 +241,11 @@ class BreakerState:
         self.opened_at = None
         self.blocked_until = None
         self.window.reset()
+
+
+def _until(when: float, now: float) -> float:
+    """Seconds after which a clock that shows `now` has, by its own sums, reached `when`."""
+    left = max(when - now, 0.0)
+    while now + left < when:  # the difference was rounded down
+        left = math.nextafter(left, math.inf)
+    return left

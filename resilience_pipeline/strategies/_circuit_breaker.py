@@ -2,6 +2,9 @@
 
 The states themselves are in `_breaker_state`; here is who may pass, what counts, and who is told. Each step decides under
 the lock and tells afterwards: a hook finds a finished transition, may raise, or may use the breaker itself.
+
+Hooks are called in the order of the steps, also where calls of several threads cause them: the state takes no step by
+itself before the hook of the last one was called. No thread waits for another one's hook.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import inspect
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -57,7 +61,7 @@ from ._breaker_state import (
 )
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False)
 class BreakDurationEvent:
     """What a circuit breaker's `break_duration_generator` is given.
 
@@ -74,7 +78,7 @@ class BreakDurationEvent:
     half_open_attempts: int
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False)
 class CircuitOpenedEvent:
     """What `on_opened` is given.
 
@@ -91,7 +95,7 @@ class CircuitOpenedEvent:
     manual: bool
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False)
 class CircuitClosedEvent:
     """What `on_closed` is given.
 
@@ -106,7 +110,7 @@ class CircuitClosedEvent:
     manual: bool
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False)
 class CircuitHalfOpenedEvent:
     """What `on_half_opened` is given.
 
@@ -117,7 +121,7 @@ class CircuitHalfOpenedEvent:
     context: ResilienceContext
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False)
 class CircuitMetrics:
     """What the circuit breakers of one control have counted.
 
@@ -157,9 +161,6 @@ class CircuitBreakerControl:
     @property
     def state(self) -> CircuitState:
         """The worst state of the breakers it drives; `"closed"` if there are none."""
-        with self._lock:
-            if self._isolated:
-                return ISOLATED
         states = {breaker.state for breaker in self._driven()}
         for state in _WORST_FIRST:
             if state in states:
@@ -208,8 +209,13 @@ class CircuitBreakerControl:
         with self._lock:
             self._breakers.add(breaker)
             isolated = self._isolated
-        if isolated:
-            breaker.isolate()
+        if not isolated:
+            return
+        breaker.isolate()
+        with self._lock:
+            closed_meanwhile = not self._isolated
+        if closed_meanwhile:
+            breaker.close()
 
 
 def _latest(times: Any) -> float | None:
@@ -373,12 +379,14 @@ class _BoundCircuitBreaker:
         with self._lock:
             was_open = self._state.state == OPEN
             ticket = self._state.admit(self._now())
+            step = self._state.unannounced
         if isinstance(ticket, Refusal):
             raise self._refusal(context, ticket) from ticket.cause
-        if not was_open or self._options.on_half_opened is None or isinstance(ticket, int):
+        if not was_open or isinstance(ticket, int):
             return ticket
         try:
-            await run_hook(self._options.on_half_opened, CircuitHalfOpenedEvent(context=context))
+            event = CircuitHalfOpenedEvent(context=context)
+            await self._announce(step, self._options.on_half_opened, event)
         except BaseException:
             with self._lock:
                 self._state.release(ticket)
@@ -416,40 +424,67 @@ class _BoundCircuitBreaker:
                 opening = self._state.record_failure(ticket, self._now(), error)
             else:
                 closed = self._state.record_success(ticket, self._now())
+            step = self._state.unannounced
         if opening is not None:
             await self._opened(context, opening, error, result)
-        elif closed and self._options.on_closed is not None:
+        elif closed:
             outcome = outcome_of(context, error, result)
             event = CircuitClosedEvent(context=context, outcome=outcome, manual=False)
-            await run_hook(self._options.on_closed, event)
+            await self._announce(step, self._options.on_closed, event)
 
     async def _opened(
         self, context: ResilienceContext, opening: Opening, error: Exception | None, result: Any
     ) -> None:
         """Compute the break, outside the lock (the circuit is open already), and call the hook."""
-        options = self._options
-        duration = options.break_duration
-        if options.break_duration_generator is not None:
-            event = BreakDurationEvent(
-                context=context,
-                failure_rate=opening.failure_rate,
-                failure_count=opening.failure_count,
-                half_open_attempts=opening.half_open_attempts,
-            )
-            answer = await call_user(options.break_duration_generator, event)
-            generated = generated_seconds("break_duration_generator", answer)
-            if generated is not None:
-                duration = max(generated, 0.0)
-                with self._lock:
-                    self._state.set_break(opening, duration)
-        if options.on_opened is not None:
-            outcome = outcome_of(context, error, result)
-            await run_hook(
-                options.on_opened,
-                CircuitOpenedEvent(
-                    context=context, outcome=outcome, break_duration=duration, manual=False
-                ),
-            )
+        try:
+            duration = await self._compute_break(context, opening)
+        except BaseException:
+            self._announced(opening.number)
+            raise
+        event = CircuitOpenedEvent(
+            context=context,
+            outcome=outcome_of(context, error, result),
+            break_duration=duration,
+            manual=False,
+        )
+        await self._announce(opening.number, self._options.on_opened, event)
+
+    async def _compute_break(self, context: ResilienceContext, opening: Opening) -> float:
+        generator = self._options.break_duration_generator
+        if generator is None:
+            return self._options.break_duration
+        event = BreakDurationEvent(
+            context=context,
+            failure_rate=opening.failure_rate,
+            failure_count=opening.failure_count,
+            half_open_attempts=opening.half_open_attempts,
+        )
+        answer = await call_user(generator, event)
+        generated = generated_seconds("break_duration_generator", answer)
+        if generated is None:
+            return self._options.break_duration
+        duration = max(generated, 0.0)
+        with self._lock:
+            self._state.set_break(opening, duration)
+        return duration
+
+    # ---- announcing ---------------------------------------------------------------------------
+
+    async def _announce(
+        self, step: int, hook: Callable[[Any], object] | None, event: object
+    ) -> None:
+        """Call the hook of a step; once it was called the next step may follow, and it is awaited."""
+        await run_hook(partial(self._called, step, hook), event)
+
+    def _called(self, step: int, hook: Callable[[Any], object] | None, event: object) -> object:
+        try:
+            return None if hook is None else hook(event)
+        finally:
+            self._announced(step)
+
+    def _announced(self, step: int) -> None:
+        with self._lock:
+            self._state.announced(step)
 
     # ---- by hand ------------------------------------------------------------------------------
 
@@ -471,27 +506,28 @@ class _BoundCircuitBreaker:
     def isolate(self) -> None:
         with self._lock:
             changed = self._state.isolate()
+            step = self._state.unannounced
         if changed:
             event = CircuitOpenedEvent(
                 context=None, outcome=None, break_duration=math.inf, manual=True
             )
-            self._tell(self._options.on_opened, event)
+            self._tell(step, self._options.on_opened, event)
 
     def close(self) -> None:
         with self._lock:
             changed = self._state.close()
+            step = self._state.unannounced
         if changed:
             event = CircuitClosedEvent(context=None, outcome=None, manual=True)
-            self._tell(self._options.on_closed, event)
+            self._tell(step, self._options.on_closed, event)
 
-    def _tell(self, hook: Callable[[Any], object] | None, event: object) -> None:
+    def _tell(self, step: int, hook: Callable[[Any], object] | None, event: object) -> None:
         """Run a plain hook now; leave a coroutine hook to the next call, which can await it."""
-        if hook is None:
-            return
-        if inspect.iscoroutinefunction(hook):
+        if hook is not None and inspect.iscoroutinefunction(hook):
+            self._announced(step)
             self._pending.append(lambda: hook(event))
             return
-        answer = hook(event)
+        answer = self._called(step, hook, event)
         if inspect.isawaitable(answer):
             self._pending.append(lambda: answer)
 

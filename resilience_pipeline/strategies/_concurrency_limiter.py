@@ -7,6 +7,7 @@ Interleavings that were thought through:
 2. The head is cancelled, or its time runs out, after it was handed the permit and before it runs: `leave` tells, and the permit is used
    (time ran out: the grant wins) or passed on (cancelled).
 3. The head's event loop has been closed: waking it fails, and the permit goes to the next one.
+4. It is closed after the head was woken and before that ran: the next one who finds no free permit takes it back.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ._base import Handler, Site, Strategy, run_hook
 from ._waiters import WaiterQueue
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False)
 class ConcurrencyLimiterRejectedEvent:
     """What a concurrency limiter's `on_rejected` is given.
 
@@ -94,6 +95,7 @@ class _BoundConcurrencyLimiter:
     async def _wait(self, context: ResilienceContext) -> None:
         """Get a permit by waiting for it, or raise."""
         waiter = context.runtime.waiter()
+        self._recover()
         with self._lock:
             admitted, queued = self._admit_or_join(waiter)
         if admitted:
@@ -141,6 +143,14 @@ class _BoundConcurrencyLimiter:
                 return
             with self._lock:
                 self._queue.leave(waiter)
+
+    def _recover(self) -> None:
+        """Pass on permits that were handed to somebody whose event loop has been closed since."""
+        while True:
+            with self._lock:
+                if not self._queue.take_back():
+                    return
+            self._release()
 
     async def _refuse(self, context: ResilienceContext, reason: str) -> None:
         error = self._site.reject(ConcurrencyLimiterRejectedError, context, reason)

@@ -24,7 +24,7 @@ from ._base import (
 )
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False)
 class FallbackEvent:
     """What a fallback's `fallback_action` and `on_fallback` are given.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from attrs import field, frozen
 
 from .._context import ResilienceContext
-from .._errors import RateLimiterRejectedError
+from .._errors import MisuseError, RateLimiterRejectedError
 from .._locks import Lock
 from .._options import (
     checked,
@@ -93,7 +93,7 @@ class TokenBucket(RateLimit):
     Args:
         capacity: Permits the bucket holds, at least 1.
         refill_rate: Permits that flow in during each `per`, above zero.
-        per: Seconds (any duration form), above zero.
+        per: Seconds (any duration form), above zero and finite.
 
     Raises:
         OptionsError: One or more options have bad values.
@@ -101,7 +101,7 @@ class TokenBucket(RateLimit):
 
     capacity: float = field(metadata=_capacity())
     refill_rate: float = field(metadata=positive_number())
-    per: float = field(default=1.0, converter=to_seconds, metadata=positive_duration())
+    per: float = field(default=1.0, converter=to_seconds, metadata=positive_number())
 
     def start(self) -> _State:
         """Make a full bucket."""
@@ -172,7 +172,7 @@ class _Shared:
             return self._state.wait_for(now, permits)
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False)
 class RateLimiterRejectedEvent:
     """What a rate limiter's `on_rejected` is given.
 
@@ -248,7 +248,7 @@ class _Place:
 
 
 class _BoundRateLimiter:
-    __slots__ = ("_foreign", "_limit", "_lock", "_next", "_options", "_own", "_queue", "_site")
+    __slots__ = ("_lock", "_next", "_options", "_own", "_queue", "_site")
 
     def __init__(self, options: RateLimiter, next: Handler, site: Site) -> None:  # noqa: A002
         self._options = options
@@ -260,40 +260,47 @@ class _BoundRateLimiter:
         self._own: _Shared | None = None
         if isinstance(options.limiter, RateLimit):
             self._own = _Shared(options.limiter.start())
-        self._limit: Any = options.limiter if self._own is None else self._own
 
     async def handle(self, context: ResilienceContext) -> Any:
         if self._queue:
             await self._wait(context)
         else:
-            wait = self._limit.try_acquire(self._site.now())
-            if self._own is None and inspect.isawaitable(wait):
-                wait = await wait
+            own = self._own
+            wait = await self._ask() if own is None else own.try_acquire(self._site.now())
             if wait > 0:
                 await self._wait(context, wait)
         return await self._next(context)
 
-    async def _try_acquire(self) -> float:
-        wait = self._limit.try_acquire(self._site.now())
+    async def _ask(self) -> float:
+        """Ask the limit, whoever made it; what a foreign one answers is looked at."""
+        if self._own is not None:
+            return self._own.try_acquire(self._site.now())
+        limiter: Any = self._options.limiter
+        wait: Any = limiter.try_acquire(self._site.now())
         if inspect.isawaitable(wait):
             wait = await wait
+        if not is_number(wait):
+            msg = (
+                f"try_acquire() of {limiter!r} must give 0.0 when a permit was granted, else the seconds "
+                f"until it is worth asking again; it gave {wait!r}"
+            )
+            raise MisuseError(msg)
         return wait  # type: ignore[no-any-return]
 
     async def _wait(self, context: ResilienceContext, asked: float | None = None) -> None:
         """Get a permit by waiting for it, or raise; `asked` is what the limiter said just now."""
         place = _Place(context.runtime.waiter())
-        wait = self._known_wait(asked)
+        # A queue may be long, or stuck, only by places whose event loop is gone.
+        if not self._join(place, asked) and not (self._drop_dead() and self._join(place, asked)):
+            await self._refuse(context, self._known_wait(asked))
         max_wait = self._options.max_wait
-        too_long = wait is not None and max_wait is not None and wait > max_wait
-        if too_long or not self._join(place):
-            await self._refuse(context, wait)
         deadline = None if max_wait is None else self._site.now() + max_wait
         try:
-            refused = await self._until_granted(context, place, deadline)
+            granted, asked = await self._until_granted(context, place, deadline)
         finally:
             self._leave(place)
-        if refused is not None:
-            await self._refuse(context, refused)
+        if not granted:
+            await self._refuse(context, self._known_wait(asked))
 
     def _known_wait(self, asked: float | None) -> float | None:
         """Seconds until a newcomer could have a permit, as far as the limiter can tell."""
@@ -301,37 +308,46 @@ class _BoundRateLimiter:
             return asked
         return self._own.wait_for(self._site.now(), len(self._queue) + 1)
 
-    def _join(self, place: _Place) -> bool:
-        """Take a place in the queue, if there is one."""
+    def _join(self, place: _Place, asked: float | None) -> bool:
+        """Take a place in the queue, if there is one and it can be of use."""
+        max_wait = self._options.max_wait
         with self._lock:
             head = self._queue.head
-            if (head is not None and not head.is_alive()) or len(
-                self._queue
-            ) >= self._options.queue_limit:
-                self._queue.drop_dead()
+            if head is not None and not head.is_alive():
+                return False
             if len(self._queue) >= self._options.queue_limit:
                 return False
-            new_head = self._queue.head
+            wait = None if max_wait is None else self._known_wait(asked)
+            if wait is not None and max_wait is not None and wait > max_wait:
+                return False
             self._queue.join(place)
-        if new_head is not None and new_head is not head:
-            new_head.wake()
         return True
+
+    def _drop_dead(self) -> bool:
+        """Forget places whose event loop is gone; whether there were any."""
+        with self._lock:
+            old_head = self._queue.head
+            dropped = self._queue.drop_dead()
+            head = self._queue.head
+        if head is not None and head is not old_head:
+            head.wake()
+        return dropped
 
     async def _until_granted(
         self, context: ResilienceContext, place: _Place, deadline: float | None
-    ) -> float | None:
-        """Wait for the turn, then for a permit; `None` when granted, else the time still missing."""
+    ) -> tuple[bool, float | None]:
+        """Wait for the turn, then for a permit; whether it was granted, and what the limiter said last."""
         while not self._is_head(place):
             left = None if deadline is None else deadline - self._site.now()
             if not await place.waiter.wait(left) and not self._is_head(place):
-                return self._known_wait(None) or 0.0
+                return False, None
             # Replaced before looking again, so that a wake-up in between is not lost.
             place.waiter = context.runtime.waiter()
-        while (wait := await self._try_acquire()) > 0:
+        while (wait := await self._ask()) > 0:
             if deadline is not None and self._site.now() + wait > deadline:
-                return wait
+                return False, wait
             await context.runtime.sleep(wait)
-        return None
+        return True, 0.0
 
     def _is_head(self, place: _Place) -> bool:
         with self._lock:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import Any, Literal, NamedTuple, Never
+from typing import Any, Literal, Never
 
 from attrs import field, frozen
 
@@ -30,7 +30,7 @@ from .._options import (
     to_seconds_or_none,
 )
 from .._outcome import Attempt, Failure, Rejected, Success
-from .._predicates import DEFAULT, Predicate, demanded_wait, to_predicate
+from .._predicates import DEFAULT, Predicate, demanded_wait, says_nothing, to_predicate
 from ._backoff import Backoff, BackoffType
 from ._base import (
     Handler,
@@ -38,7 +38,6 @@ from ._base import (
     Strategy,
     call_user,
     chain,
-    cut_traceback,
     handles_error,
     handles_result,
     outcome_of,
@@ -46,7 +45,7 @@ from ._base import (
 )
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False)
 class RetryDelayEvent:
     """What a retry's `delay_generator` is given.
 
@@ -61,7 +60,7 @@ class RetryDelayEvent:
     attempt: int
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False)
 class RetryEvent:
     """What a retry's `on_retry` is given.
 
@@ -144,80 +143,143 @@ class Retry(Strategy[Never]):
 
 
 class _BoundRetry:
-    __slots__ = ("_next", "_options", "_predicate", "_sees_results", "_site", "_timed")
+    __slots__ = ("_next", "_options", "_plain", "_site", "_timed")
 
     def __init__(self, options: Retry, next: Handler, site: Site) -> None:  # noqa: A002
         self._options = options
         self._next = next
         self._site = site
-        self._predicate = options.should_handle
-        self._sees_results = self._predicate.sees_results
-        # Reading the clock costs as much as a call, so it is read only for those who ask.
+        # Reading the clock costs half a call, so it is read only for those who ask.
         self._timed = options.on_retry is not None or options.max_elapsed is not None
+        # Nobody to be asked or told: what most calls of most pipelines find.
+        self._plain = not (
+            self._timed or options.delay_generator or options.should_handle.sees_results
+        )
 
     async def handle(self, context: ResilienceContext) -> Any:
-        run: _Run | None = None
+        # A plain run that succeeds at once needs no notes, and making them would double its cost.
+        run = None if self._plain and context._history is None else _Run(self, context)
+        invocations = context._invocations
+        context.attempt = 0
         error: Exception | None = None
-        stale: object = None
-        history = context._history
-        timed = self._timed or history is not None
-        quick = not self._sees_results and history is None
         try:
             while True:
-                context.attempt = 0 if run is None else run.attempt
-                before = _Before(
-                    context._invocations,
-                    self._site.now() if timed else 0.0,
-                    0 if history is None else history.count,
-                )
-                result = None
+                if run is not None:
+                    run.begin_attempt()
                 try:
                     result = await self._next(context)
                 except Exception as caught:  # noqa: BLE001 - judged, then raised again
-                    if caught is error:
-                        cut_traceback(caught, stale)
+                    if run is not None:
+                        _keep_last_raise(caught)
                     error = caught
-                except BaseException as cancelled:
-                    chain(cancelled, error)
-                    raise
+                    result = None
                 else:
-                    if quick:
+                    if run is None or run.is_plain:
                         return result
                     error = None
                 if run is None:
-                    run = _Run(self._options, self._site, context, before)
-                if not await run.goes_on(error, result, before):
+                    run = _Run(self, context)
+                    run.invocations = invocations
+                goes_on = run.goes_on_at_once(error) if run.is_plain else None
+                if goes_on is None:
+                    goes_on = await run.goes_on(error, result)
+                if not goes_on:
                     break
-                stale = None if error is None else error.__traceback__
-                await run.wait(error)
+                # A checkpoint also where there is nothing to wait.
+                await context.runtime.sleep(run.delay)
             if error is None:
                 return result
             raise error
+        except BaseException as raised:
+            # A cancellation, or what user code raised, keeps the last failure as its context.
+            chain(raised, error)
+            raise
         finally:
             # A frame that kept the error would close a circle through its traceback.
-            error = stale = None
+            error = None
 
 
 class _Run:
-    """One execution's way through a retry, from the first outcome on."""
+    """One execution's way through a retry; where nobody watches, made after its first failure.
 
-    __slots__ = ("_backoff", "_context", "_delay", "_options", "_site", "_started", "attempt")
+    Attributes:
+        is_plain: Whether nobody has to be asked or told, a history included.
+        delay: Seconds to wait before the next attempt.
+        invocations: How often the callback had been invoked when the attempt began.
+    """
 
-    def __init__(
-        self, options: Retry, site: Site, context: ResilienceContext, first: _Before
-    ) -> None:
-        self._options = options
-        self._site = site
+    __slots__ = (
+        "_attempt",
+        "_backoff",
+        "_began",
+        "_context",
+        "_options",
+        "_recorded",
+        "_site",
+        "_started",
+        "_timed",
+        "delay",
+        "invocations",
+        "is_plain",
+    )
+
+    def __init__(self, retry: _BoundRetry, context: ResilienceContext) -> None:
+        self._options = retry._options
+        self._site = retry._site
         self._context = context
-        self._started = first.time
         self._backoff: Backoff | None = None
-        self._delay = 0.0
-        self.attempt = 0
+        self._attempt = 0
+        self.is_plain = retry._plain and context._history is None
+        self.delay = 0.0
+        self.invocations = 0
+        # Readings of the clock and the history, for those who ask.
+        self._timed = retry._timed or context._history is not None
+        self._started = self._began = self._site.now() if self._timed else 0.0
+        self._recorded = 0
 
-    async def goes_on(self, error: Exception | None, result: Any, before: _Before) -> bool:
+    def begin_attempt(self) -> None:
+        """Take the readings that those after the attempt are compared with."""
+        context = self._context
+        context.attempt = self._attempt
+        self.invocations = context._invocations
+        if self._timed and self._attempt:
+            self._began = self._site.now()
+        if context._history is not None:
+            self._recorded = context._history.count
+
+    def goes_on_at_once(self, error: Exception | None) -> bool | None:
+        """Decide about a plain run's failure; `None` if a predicate has to be awaited for it.
+
+        A coroutine for each question would double what a failure costs.
+        """
+        if error is None or isinstance(error, MisuseError):
+            return False
+        options = self._options
+        mute = says_nothing(error)
+        handled = (
+            True
+            if mute and options.should_handle is DEFAULT
+            else options.should_handle.matches_error(error)
+        )
+        if handled is None:
+            return None
+        if not handled or not self._may_repeat():
+            return False
+        delay = self._computed_delay() if options.delay else 0.0
+        if not mute:
+            demanded = self._demanded(error, None, delay)
+            if demanded is None:
+                return False
+            delay = demanded
+        self._refuse_one_shot_arguments(error)
+        self.delay = delay
+        self._attempt += 1
+        return True
+
+    async def goes_on(self, error: Exception | None, result: Any) -> bool:
         """Decide whether there is another attempt, and prepare it."""
         try:
-            delay = await self._decide(error, result, before)
+            delay = await self._decide(error, result)
         except BaseException as raised:
             if error is None:
                 await self._site.discard(self._context, result)
@@ -227,81 +289,89 @@ class _Run:
             return False
         if error is None:
             await self._site.discard(self._context, result)
-        self._delay = delay
-        self.attempt += 1
+        self.delay = delay
+        self._attempt += 1
         return True
 
-    async def wait(self, error: Exception | None) -> None:
-        """Wait before the next attempt; a checkpoint also where there is nothing to wait."""
-        try:
-            await self._context.runtime.sleep(self._delay)
-        except BaseException as cancelled:
-            chain(cancelled, error)
-            raise
-
-    async def _decide(self, error: Exception | None, result: Any, before: _Before) -> float | None:
+    async def _decide(self, error: Exception | None, result: Any) -> float | None:
         """Give the seconds to wait before the next attempt; `None` if there is none."""
         options, context = self._options, self._context
-        now = self._site.now() if before.time or context._history is not None else 0.0
-        self._record(error, result, before, now)
+        duration = self._site.now() - self._began if self._timed else 0.0
+        self._record(error, result, duration)
         if error is None:
-            handled = await handles_result(options.should_handle, context, result, self.attempt)
+            handled = await handles_result(options.should_handle, context, result, self._attempt)
         else:
-            handled = await handles_error(options.should_handle, context, error, self.attempt)
-        invoked = context._invocations != before.invocations
-        if not handled or self.attempt >= options.max_retry_attempts:
-            return None
-        if invoked and not context.idempotent:
+            handled = await handles_error(options.should_handle, context, error, self._attempt)
+        if not handled or not self._may_repeat():
             return None
         delay = await self._next_delay(error, result)
         if delay is None or self._too_late(delay):
             return None
-        if invoked:
-            _refuse_one_shot_arguments(context, error)
+        self._refuse_one_shot_arguments(error)
         if options.on_retry is not None:
             event = RetryEvent(
                 context=context,
                 outcome=outcome_of(context, error, result),
-                attempt=self.attempt,
+                attempt=self._attempt,
                 delay=delay,
-                duration=now - before.time,
+                duration=duration,
             )
             await run_hook(options.on_retry, event, error)
+            # The hook may have taken its time.
+            if self._too_late(delay):
+                return None
         return delay
 
-    def _record(self, error: Exception | None, result: Any, before: _Before, now: float) -> None:
+    def _record(self, error: Exception | None, result: Any, duration: float) -> None:
         """Note the try in the history, unless a retry further in has noted its own."""
         history = self._context._history
-        if history is None or history.count != before.recorded:
+        if history is None or history.count != self._recorded:
             return
         history.add(
             Attempt(
-                number=self.attempt,
+                number=self._attempt,
                 outcome=outcome_of(self._context, error, result),
-                duration=now - before.time,
-                delay=self._delay,
+                duration=duration,
+                delay=self.delay,
             )
         )
 
+    def _was_invoked(self) -> bool:
+        """Whether the attempt got as far as the callback."""
+        return self._context._invocations != self.invocations
+
+    def _may_repeat(self) -> bool:
+        """Whether there is an attempt left and the callback may be called again."""
+        if self._attempt >= self._options.max_retry_attempts:
+            return False
+        return self._context.idempotent or not self._was_invoked()
+
     async def _next_delay(self, error: Exception | None, result: Any) -> float | None:
         """Seconds to wait; `None` if the other side demands more than is granted."""
-        options = self._options
-        if options.delay == 0:
-            computed = 0.0
-        else:
-            if self._backoff is None:
-                self._backoff = Backoff(
-                    options.delay,
-                    options.backoff_type,
-                    options.use_jitter,
-                    options.max_delay,
-                    self._site.random,
-                )
-            computed = self._backoff.delay_for(self.attempt)
-        if options.delay_generator is not None:
-            generated = await self._generated_delay(options.delay_generator, error, result)
+        computed = self._computed_delay()
+        if self._options.delay_generator is not None:
+            generated = await self._generated_delay(self._options.delay_generator, error, result)
             if generated is not None and generated >= 0:
                 return generated
+        return self._demanded(error, result, computed)
+
+    def _computed_delay(self) -> float:
+        options = self._options
+        if options.delay == 0:
+            return 0.0
+        if self._backoff is None:
+            self._backoff = Backoff(
+                options.delay,
+                options.backoff_type,
+                options.use_jitter,
+                options.max_delay,
+                self._site.random,
+            )
+        return self._backoff.delay_for(self._attempt)
+
+    def _demanded(self, error: Exception | None, result: Any, computed: float) -> float | None:
+        """Lengthen the computed delay to what the other side demands; `None` if that is too much."""
+        options = self._options
         if not options.respect_retry_after:
             return computed
         demanded = demanded_wait(result if error is None else error)
@@ -318,7 +388,7 @@ class _Run:
         event = RetryDelayEvent(
             context=self._context,
             outcome=outcome_of(self._context, error, result),
-            attempt=self.attempt,
+            attempt=self._attempt,
         )
         return generated_seconds("delay_generator", await call_user(generator, event))
 
@@ -328,13 +398,27 @@ class _Run:
             return False
         return self._site.now() + delay - self._started > limit
 
+    def _refuse_one_shot_arguments(self, error: Exception | None) -> None:
+        """Refuse to run the callback again on an argument that the first run has used up."""
+        context = self._context
+        if (context._args or isinstance(context._fn, partial)) and self._was_invoked():
+            _refuse_one_shot_arguments(context, error)
 
-class _Before(NamedTuple):
-    """Readings from before an attempt, to compare with those after it."""
 
-    invocations: int
-    time: float
-    recorded: int
+def _keep_last_raise(error: Exception) -> None:
+    """Take from a traceback what was there already when the same error left an earlier attempt.
+
+    A callback that raises stored exceptions again and again lets their tracebacks grow; what comes
+    out in the end shall carry the last raise only. An earlier one begins where the frame that has just caught the
+    error, the first of its traceback, is met again.
+    """
+    entry = caught_in = error.__traceback__
+    while entry is not None and caught_in is not None:
+        further = entry.tb_next
+        if further is not None and further.tb_frame is caught_in.tb_frame:
+            entry.tb_next = None
+            return
+        entry = further
 
 
 def _make_readable(error: Exception | None, demanded: float) -> None:

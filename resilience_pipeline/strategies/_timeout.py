@@ -26,7 +26,7 @@ from .._options import (
 from ._base import Handler, Site, Strategy, call_user, run_hook
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False)
 class TimeoutGeneratorEvent:
     """What a timeout's `timeout_generator` is given.
 
@@ -37,7 +37,7 @@ class TimeoutGeneratorEvent:
     context: ResilienceContext
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False)
 class TimeoutEvent:
     """What a timeout's `on_timeout` is given.
 

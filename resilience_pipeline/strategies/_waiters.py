@@ -8,6 +8,8 @@ Rules:
    nobody can overtake.
 2. Whoever leaves the queue says so once. `leave` answers whether a permit had been handed over before: then
    the one who leaves owns it, and uses it or passes it on.
+3. Who can't leave any more, because its event loop is gone, is dropped (`drop_dead`), and what it was granted is taken
+   back (`take_back`).
 """
 
 from __future__ import annotations
@@ -32,16 +34,21 @@ class Wakeable(Protocol):
 W = TypeVar("W", bound=Wakeable)
 
 
-class WaiterQueue(Generic[W]):
-    """Waiters in the order of their arrival; every operation takes constant time."""
+#: How many waiters a call may look at on average, when it looks for dead ones.
+_LOOKS = 16
 
-    __slots__ = ("_granted", "_waiting")
+
+class WaiterQueue(Generic[W]):
+    """Waiters in the order of their arrival; every operation takes constant time, on average."""
+
+    __slots__ = ("_granted", "_unlooked", "_waiting")
 
     def __init__(self) -> None:
+        self._unlooked = 0
         # An OrderedDict rather than a dict: taking from the front of a dict over and over skips
         # ever more dead entries.
         self._waiting: OrderedDict[W, None] = OrderedDict()
-        self._granted: set[W] = set()
+        self._granted: OrderedDict[W, None] = OrderedDict()
 
     def __len__(self) -> int:
         """Return how many wait, those not counted that have been granted something."""
@@ -65,18 +72,43 @@ class WaiterQueue(Generic[W]):
         if not self._waiting:
             return None
         waiter, _ = self._waiting.popitem(last=False)
-        self._granted.add(waiter)
+        self._granted[waiter] = None
         return waiter
 
     def leave(self, waiter: W) -> bool:
         """Leave, for whatever reason; whether a permit had been granted before."""
         if waiter in self._granted:
-            self._granted.remove(waiter)
+            del self._granted[waiter]
             return True
         self._waiting.pop(waiter, None)
         return False
 
-    def drop_dead(self) -> None:
-        """Forget waiters whose event loop is gone: nobody will ever take them out otherwise."""
-        for waiter in [waiter for waiter in self._waiting if not waiter.is_alive()]:
+    def drop_dead(self) -> bool:
+        """Forget waiters whose event loop is gone: nobody will ever take them out otherwise.
+
+        A long queue is looked through when its head is dead, else only every so many calls: whoever is refused
+        because it is full is refused at once.
+
+        Returns:
+            Whether there were any.
+        """
+        self._unlooked -= _LOOKS
+        head = self.head
+        if self._unlooked > 0 and (head is None or head.is_alive()):
+            return False
+        dead = [waiter for waiter in self._waiting if not waiter.is_alive()]
+        for waiter in dead:
             del self._waiting[waiter]
+        self._unlooked = len(self._waiting)
+        return bool(dead)
+
+    def take_back(self) -> bool:
+        """Take a grant back whose waiter was woken, but whose event loop is gone; whether there was one.
+
+        Looks at the oldest grant only: one that can still be used soon makes room for the next.
+        """
+        waiter = next(iter(self._granted), None)
+        if waiter is None or waiter.is_alive():
+            return False
+        del self._granted[waiter]
+        return True

@@ -1,0 +1,422 @@
+"""Who runs a source: carriers, each with one task in one context that opens, reads and closes it.
+
+A source may hold cancel scopes and task groups open across its yields, so it can't be read in one task and closed in another, and
+its scopes have to nest within those around it. Where time limits are no scopes (asyncio) the consumer's own task runs
+it, see `OwnSource`. Where they are (trio) it is a task of our own that lives as long as the source, see `OwnedSource`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
+from types import coroutine
+from typing import TYPE_CHECKING, Any, cast
+
+from ._predicates import members_of
+from ._source import Source, stray_error
+from .strategies._base import chain
+
+if TYPE_CHECKING:
+    from .runtime import Child, Runtime, Waiter
+
+ENDED: Any = object()
+
+
+class Carrier:
+    """Runs one source, from opening to close, in the task where it has to be."""
+
+    __slots__ = ()
+
+    async def start(self) -> Any:
+        """Open the source and read its first chunk; a source that fails is closed first."""
+        raise NotImplementedError
+
+    def read(self) -> Awaitable[Any]:
+        """Read the next chunk; `StopAsyncIteration` at the end. The source is not closed by it."""
+        raise NotImplementedError
+
+    async def close(self, error: BaseException | None = None, *, shielded: bool = False) -> bool:
+        """Close the source.
+
+        Args:
+            error: What it failed with, if it has failed.
+            shielded: Whether this is our doing, not the consumer's: then it is out of reach of the caller's
+                cancellation and takes `close_timeout` at the most.
+
+        Returns:
+            Whether the source's context manager swallowed `error`.
+        """
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """Close the source some time soon; called from finalisers."""
+        raise NotImplementedError
+
+
+# ---- in the consumer's own task ---------------------------------------------------------------
+
+
+class OwnSource(Carrier):
+    """A source run by the consumer's own task, in a context of its own.
+
+    The context is copied when the source is opened, and each step is entered and left within one step
+    of the task: nothing is set across a yield.
+    """
+
+    __slots__ = ("_close_timeout", "_run", "_runtime", "_source", "_spawn")
+
+    def __init__(self, runtime: Runtime, make: Callable[[], Any], close_timeout: float) -> None:
+        self._runtime = runtime
+        self._close_timeout = close_timeout
+        self._spawn = runtime.spawner()
+        self._run = copy_context().run
+        self._source = Source(make)
+
+    async def start(self) -> Any:
+        try:
+            await drive(self._run, self._source.open)
+            return await self.read()
+        except StopAsyncIteration:
+            return ENDED
+        except GeneratorExit:  # nothing may be awaited any more
+            self.abandon()
+            raise
+        except BaseException as error:
+            await self._close_failed(error)
+            raise
+
+    async def _close_failed(self, error: BaseException) -> None:
+        """Close before anything else is tried; what closing raises does not hide the failure."""
+        try:
+            await self.close(error, shielded=True)
+        except BaseException as raised:
+            if is_translation(raised, error) or not isinstance(raised, Exception):
+                raise
+            attach(error, raised)
+
+    def read(self) -> Awaitable[Any]:
+        return drive(self._run, self._source.anext)
+
+    async def close(self, error: BaseException | None = None, *, shielded: bool = False) -> bool:
+        closing: Callable[[], Any] = partial(self._source.close, error)
+        if shielded:
+            closing = partial(self._runtime.shielded, closing, self._close_timeout)
+        return await drive(self._run, closing)  # type: ignore[no-any-return]
+
+    def abandon(self) -> None:
+        self._spawn(partial(_close_quietly, self))
+
+
+async def _close_quietly(carrier: Carrier) -> None:
+    with suppress(Exception):  # nobody is left to hear of it
+        await carrier.close()
+
+
+# ---- in an owner task -------------------------------------------------------------------------
+
+
+class OwnedSource(Carrier):
+    """A source run by a task of its own, chunks handed across when they are asked for.
+
+    The owner reads only when asked, so no chunk is ever waiting. It closes the source itself, in every case, before the
+    last answer is given. A reader that is cancelled takes the owner with it and waits for its end. The owner's task is
+    what shields a closing: the caller's cancellation ends at the reader.
+    """
+
+    __slots__ = (
+        "_asked",
+        "_cancelled",
+        "_child",
+        "_close_error",
+        "_close_timeout",
+        "_closing",
+        "_end",
+        "_failed",
+        "_joiners",
+        "_leaving",
+        "_over",
+        "_owner",
+        "_reader",
+        "_reply",
+        "_runtime",
+        "_source",
+        "_started",
+        "_swallowed",
+    )
+
+    def __init__(self, runtime: Runtime, make: Callable[[], Any], close_timeout: float) -> None:
+        self._source = Source(make)
+        self._runtime = runtime
+        self._close_timeout = close_timeout
+        self._child: Child
+        #: What the owner, the reader and those who wait for the end are waiting with.
+        self._owner: Waiter | None = None
+        self._reader: Waiter | None = None
+        self._joiners: list[Waiter] = []
+        self._asked = False
+        self._started = False
+        #: Somebody wants it closed; the owner is closing it; the owner has ended.
+        self._closing = False
+        self._leaving = False
+        self._over = False
+        self._failed = False
+        self._cancelled = False
+        self._reply: tuple[Any] | None = None
+        self._end: BaseException | None = None
+        self._close_error: BaseException | None = None
+        self._swallowed = False
+
+    # ---- the owner's side
+
+    async def _own(self) -> None:
+        try:
+            await self._serve()
+        except StopAsyncIteration:
+            await self._close_source(None)
+        except GeneratorExit:  # the loop is gone, nothing can be awaited
+            raise
+        except BaseException as error:  # noqa: BLE001 - it goes to the reader, cancellation ends here
+            self._end = error
+            self._failed = True
+            _wake(self._reader)  # which sees to it that closing does not take too long
+            await self._close_source(error)
+        else:
+            await self._close_source(None)
+
+    async def _serve(self) -> None:
+        """Open the source and read it as it is asked for, until its end or the wish to close."""
+        await drive(_here, self._source.open)
+        while await self._is_asked():
+            self._reply = (await drive(_here, self._source.anext),)
+            self._asked = False
+            _wake(self._reader)
+
+    async def _is_asked(self) -> bool:
+        while not self._asked and not self._closing:
+            self._owner = self._runtime.waiter()
+            await self._owner.wait()
+        return not self._closing
+
+    async def _close_source(self, error: BaseException | None) -> None:
+        self._leaving = True
+        closing = partial(self._drive_closing, error)
+        try:
+            if self._child.needs_shield():
+                self._swallowed = await self._runtime.shielded(closing, self._close_timeout)
+            else:
+                self._swallowed = await closing()
+        except GeneratorExit:
+            raise
+        except BaseException as raised:  # noqa: BLE001 - it goes to whoever closes
+            if self._cancelled and self._runtime.is_cancellation(raised):
+                pass  # by us: it is known
+            elif error is None or (self._closing and not isinstance(error, Exception)):
+                self._close_error = self._runtime.carried(raised)
+            elif is_translation(raised, error):
+                self._end = raised
+            elif isinstance(raised, Exception):
+                attach(error, raised)
+
+    async def _drive_closing(self, error: BaseException | None) -> bool:
+        swallowed: bool = await drive(_here, partial(self._source.close, error))
+        return swallowed
+
+    def _on_end(self) -> None:
+        self._over = True
+        for waiter in (self._reader, *self._joiners):
+            _wake(waiter)
+
+    # ---- the consumer's side
+
+    async def start(self) -> Any:
+        self._child = self._runtime.spawn(self._own, self._on_end)
+        try:
+            first = await self.read()
+        except StopAsyncIteration:
+            return ENDED
+        self._started = True
+        return first
+
+    async def read(self) -> Any:
+        if not self._over:
+            await self._ask()
+        if self._reply is not None:
+            (chunk,), self._reply = self._reply, None
+            return chunk
+        raise self._take_end()
+
+    async def _ask(self) -> None:
+        """Ask for a chunk and wait until there is one, or none will come any more."""
+        self._reader = self._runtime.waiter()
+        self._asked = True
+        _wake(self._owner)
+        try:
+            await self._reader.wait()
+        except GeneratorExit:
+            self.abandon()
+            raise
+        except BaseException:
+            if not self._failed:
+                self._cancel()
+            await self._see_to_end()
+            raise
+        finally:
+            self._reader = None
+        if self._failed:
+            await self._see_to_end()
+
+    def _take_end(self) -> BaseException:
+        end, self._end = self._end, None
+        if end is None or (self._swallowed and self._started):
+            return StopAsyncIteration()
+        if not self._closing:
+            return self._runtime.carried(end)
+        # The source was interrupted: what its cleanup raised concerns whoever closes it.
+        if self._close_error is None and isinstance(end, Exception):
+            self._close_error = end
+        return StopAsyncIteration()
+
+    async def close(self, error: BaseException | None = None, *, shielded: bool = False) -> bool:  # noqa: ARG002
+        if not self._over:
+            self._closing = True
+            _wake(self._owner)
+            try:
+                await (self._see_to_end() if shielded else self._join())
+            except GeneratorExit:
+                raise
+            except BaseException:
+                if not shielded:
+                    self._cancel()
+                    await self._see_to_end()
+                raise
+        trouble, self._close_error = self._close_error, None
+        if trouble is not None:
+            raise trouble
+        return self._swallowed
+
+    async def _join(self) -> None:
+        while not self._over:
+            waiter = self._runtime.waiter()
+            self._joiners.append(waiter)
+            await waiter.wait()
+
+    async def _see_to_end(self) -> None:
+        """Wait for the owner's end out of reach of cancellations, but not for longer than it may take."""
+        if self._over:
+            return
+        try:
+            await self._runtime.shielded(self._join, self._close_timeout)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            if not self._over:
+                self._cancel()
+                with suppress(TimeoutError):  # it does not listen: nothing more can be done
+                    await self._runtime.shielded(self._join, self._close_timeout)
+            if not isinstance(error, TimeoutError):
+                raise
+
+    def interrupt(self) -> None:
+        """Close for another task while a chunk is being waited for."""
+        self._closing = True
+        if not self._leaving:
+            self._cancel()
+
+    def _cancel(self) -> None:
+        self._cancelled = True
+        self._child.cancel()
+
+    def abandon(self) -> None:
+        self._closing = True
+        _wake(self._owner)
+        if self._reader is not None:
+            self._child.cancel_soon()
+
+
+def _wake(waiter: Waiter | None) -> None:
+    if waiter is not None:
+        waiter.wake()
+
+
+def _here(step: Callable[..., Any], *args: Any) -> Any:
+    """Take a step in the context one is in: an owner task has one of its own already."""
+    return step(*args)
+
+
+# ---- both -------------------------------------------------------------------------------------
+
+
+@coroutine
+def drive(run: Callable[..., Any], call: Callable[[], Any]) -> Generator[Any, Any, Any]:
+    """Await `call()`, the call and each step entered through `run`, a context's.
+
+    An end that nobody asked for comes out as an error: a `GeneratorExit` that was not thrown in.
+    """
+    steps: Any = None
+    resume: Callable[[], Any] | None = None
+    while True:
+        try:
+            if resume is None:
+                steps, request = run(_begin, call)
+            else:
+                request = resume()
+        except StopIteration as stop:
+            return stop.value
+        except GeneratorExit as stray:
+            raise stray_error(stray) from stray
+        try:
+            value = yield request
+        except GeneratorExit:
+            run(steps.close)
+            raise
+        except BaseException as error:  # noqa: BLE001 - passed on
+            resume = partial(run, steps.throw, error)
+        else:
+            resume = partial(run, steps.send, value)
+
+
+def _begin(call: Callable[[], Any]) -> tuple[Any, Any]:
+    """Take the first step of `call()`; give what takes the others, and what it waits for."""
+    try:
+        inside = call()
+    except StopIteration as stray:  # or it would pass for the result
+        raise stray_error(stray) from stray
+    steps = inside if hasattr(inside, "send") else inside.__await__()
+    return steps, steps.send(None)
+
+
+def is_translation(raised: BaseException, error: BaseException) -> bool:
+    """Whether a context manager raised an error of its own *from* the one it was told."""
+    seen: set[int] = set()
+    cause = raised.__cause__
+    while cause is not None and id(cause) not in seen:
+        if cause is error:
+            return True
+        seen.add(id(cause))
+        cause = cause.__cause__
+    return raised is error
+
+
+def attach(error: BaseException, closing: BaseException) -> None:
+    """Tell, on the error that counts, that closing failed as well."""
+    if _repeats(closing, error):
+        return
+    error.add_note(f"closing the stream failed as well: {closing!r}")
+    # It was raised while the other was being handled; now it is the other way round.
+    seen: set[int] = set()
+    link = closing
+    while link.__context__ is not None and link.__context__ is not error and id(link) not in seen:
+        seen.add(id(link))
+        link = link.__context__
+    if link.__context__ is error:
+        link.__context__ = None
+    chain(error, closing)
+
+
+def _repeats(closing: BaseException, error: BaseException) -> bool:
+    """Whether a task group around the source only wrapped up what it was told."""
+    if isinstance(closing, BaseExceptionGroup):
+        return all(_repeats(each, error) for each in members_of(cast(Any, closing)))
+    return closing is error or isinstance(closing, GeneratorExit)
