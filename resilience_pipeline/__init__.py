@@ -2,7 +2,8 @@
 
 A map of the rooms:
 
-- `ResiliencePipelineBuilder` (`_builder`) folds strategies into a `ResiliencePipeline` (`_pipeline`: start there).
+- `ResiliencePipelineBuilder` (`_builder`) folds strategies into a `ResiliencePipeline`
+  (`_pipeline`: start there).
 - `strategies` holds one module per strategy; `_predicates` says what counts as a failure.
 - `_stream` guards streams up to their first chunk.
 - `runtime` is the seam to the event loops and clocks.

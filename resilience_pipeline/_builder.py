@@ -1,6 +1,7 @@
 """Building pipelines: the fold from the innermost layer out.
 
-`add_*` methods take their options, defaults and documentation from the strategy classes; see `_Adder`.
+`add_*` methods take their options, defaults and documentation from the strategy classes; see
+`_Adder`.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class _Adder(Generic[P, R_co]):
     """`builder.add_x(**options)`, made of the strategy class `X`.
 
     A descriptor, because it has two types to join: the constructor's parameters and the builder's
-    rejections so far. At run time it gives a method like any other, with the constructor's signature
-    and documentation.
+    rejections so far. At run time it gives a method like any other, with the constructor's
+    signature and documentation.
     """
 
     def __init__(self, make: Callable[P, Strategy[R_co]]) -> None:
@@ -96,13 +97,14 @@ class _Adder(Generic[P, R_co]):
 class ResiliencePipelineBuilder(Generic[E_co]):
     """Collects strategies, outermost first, and builds pipelines of them.
 
-    Mutable and fluent: each `add_*` returns the builder. Generic in the rejections that its pipelines
-    can raise, so that `settle` can be matched exhaustively.
+    Mutable and fluent: each `add_*` returns the builder. Generic in the rejections that its
+    pipelines can raise, so that `settle` can be matched exhaustively.
 
     Args:
         name: Name of the pipelines, for errors and events.
         instance: Tells pipelines of one name apart.
-        clock: A clock that drives every wait, limit and window; see `runtime.Clock`. Default: the event loop's.
+        clock: A clock that drives every wait, limit and window; see `runtime.Clock`. Default: the
+            event loop's.
         random: A function giving a random float in [0, 1), for jitter. Default: `random.random`.
         close_timeout: Seconds (any duration form) that closing something discarded may take.
 

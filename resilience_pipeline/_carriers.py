@@ -1,12 +1,14 @@
 """Who runs a source: carriers, each with one task in one context that opens, reads and closes it.
 
-A source may hold cancel scopes and task groups open across its yields, so it can't be read in one task and closed in another, and
-its scopes have to nest within those around it. Where time limits are no scopes (asyncio) the consumer's own task runs
-it, see `OwnSource`. Where they are (trio) it is a task of our own that lives as long as the source, see `OwnedSource`.
+A source may hold cancel scopes and task groups open across its yields, so it can't be read in one
+task and closed in another, and its scopes have to nest within those around it. Where time limits
+are no scopes (asyncio) the consumer's own task runs it, see `OwnSource`. Where they are (trio) it
+is a task of our own that lives as long as the source, see `OwnedSource`.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from contextvars import copy_context
@@ -42,8 +44,8 @@ class Carrier:
 
         Args:
             error: What it failed with, if it has failed.
-            shielded: Whether this is our doing, not the consumer's: then it is out of reach of the caller's
-                cancellation and takes `close_timeout` at the most.
+            shielded: Whether this is our doing, not the consumer's: then it is out of reach of the
+                caller's cancellation and takes `close_timeout` at the most.
 
         Returns:
             Whether the source's context manager swallowed `error`.
@@ -61,8 +63,8 @@ class Carrier:
 class OwnSource(Carrier):
     """A source run by the consumer's own task, in a context of its own.
 
-    The context is copied when the source is opened, and each step is entered and left within one step
-    of the task: nothing is set across a yield.
+    The context is copied when the source is opened, and each step is entered and left within one
+    step of the task: nothing is set across a yield.
     """
 
     __slots__ = ("_close_timeout", "_run", "_runtime", "_source", "_spawn")
@@ -120,9 +122,10 @@ async def _close_quietly(carrier: Carrier) -> None:
 class OwnedSource(Carrier):
     """A source run by a task of its own, chunks handed across when they are asked for.
 
-    The owner reads only when asked, so no chunk is ever waiting. It closes the source itself, in every case, before the
-    last answer is given. A reader that is cancelled takes the owner with it and waits for its end. The owner's task is
-    what shields a closing: the caller's cancellation ends at the reader.
+    The owner reads only when asked, so no chunk is ever waiting. It closes the source itself, in
+    every case, before the last answer is given. A reader that is cancelled takes the owner with it
+    and waits for its end. The owner's task is what shields a closing: the caller's cancellation
+    ends at the reader.
     """
 
     __slots__ = (
@@ -259,8 +262,12 @@ class OwnedSource(Carrier):
             raise
         except BaseException:
             if not self._failed:
+                self._closing = True  # also if the source does not listen and gives a chunk
                 self._cancel()
-            await self._see_to_end()
+            try:
+                await self._see_to_end()
+            finally:
+                self._end = None  # nobody will ask
             raise
         finally:
             self._reader = None
@@ -291,10 +298,14 @@ class OwnedSource(Carrier):
                     self._cancel()
                     await self._see_to_end()
                 raise
-        trouble, self._close_error = self._close_error, None
-        if trouble is not None:
-            raise trouble
+        if self._close_error is not None:
+            raise self._take_close_error()
         return self._swallowed
+
+    def _take_close_error(self) -> BaseException:
+        error, self._close_error = self._close_error, None
+        assert error is not None
+        return error
 
     async def _join(self) -> None:
         while not self._over:
@@ -318,11 +329,13 @@ class OwnedSource(Carrier):
             if not isinstance(error, TimeoutError):
                 raise
 
-    def interrupt(self) -> None:
-        """Close for another task while a chunk is being waited for."""
+    def interrupt(self) -> bool:
+        """Close for another task while a chunk is being waited for; False if that is happening already."""
+        if self._leaving:
+            return False
         self._closing = True
-        if not self._leaving:
-            self._cancel()
+        self._cancel()
+        return True
 
     def _cancel(self) -> None:
         self._cancelled = True
@@ -340,9 +353,9 @@ def _wake(waiter: Waiter | None) -> None:
         waiter.wake()
 
 
-def _here(step: Callable[..., Any], *args: Any) -> Any:
-    """Take a step in the context one is in: an owner task has one of its own already."""
-    return step(*args)
+#: Takes a step in the context one is in: an owner task has one of its own already. It leaves no
+#: frame in tracebacks, which would hold the error that is thrown into a step.
+_here: Callable[..., Any] = operator.call
 
 
 # ---- both -------------------------------------------------------------------------------------
@@ -356,25 +369,31 @@ def drive(run: Callable[..., Any], call: Callable[[], Any]) -> Generator[Any, An
     """
     steps: Any = None
     resume: Callable[[], Any] | None = None
-    while True:
-        try:
-            if resume is None:
-                steps, request = run(_begin, call)
+    value: Any = None
+    try:
+        while True:
+            try:
+                if resume is None:
+                    steps, request = run(_begin, call)
+                else:
+                    request = resume()
+            except StopIteration as stop:
+                return stop.value
+            except GeneratorExit as stray:
+                raise stray_error(stray) from stray
+            try:
+                value = yield request
+            except GeneratorExit:
+                run(steps.close)
+                raise
+            except BaseException as error:  # noqa: BLE001 - passed on
+                resume = partial(run, steps.throw, error)
             else:
-                request = resume()
-        except StopIteration as stop:
-            return stop.value
-        except GeneratorExit as stray:
-            raise stray_error(stray) from stray
-        try:
-            value = yield request
-        except GeneratorExit:
-            run(steps.close)
-            raise
-        except BaseException as error:  # noqa: BLE001 - passed on
-            resume = partial(run, steps.throw, error)
-        else:
-            resume = partial(run, steps.send, value)
+                resume = partial(run, steps.send, value)
+    finally:
+        # Or an error, its traceback and this frame would hold one another. trio sends errors as
+        # values.
+        resume = value = None
 
 
 def _begin(call: Callable[[], Any]) -> tuple[Any, Any]:

@@ -1,9 +1,9 @@
 """Declaring options and reporting every bad one at once.
 
-A strategy declares its options as attrs fields whose *converters* bring a value into its stored form and
-whose *rules* (in the field's metadata) say what it may be. Neither raises: a converter that can't make
-sense of a value hands on a marker, and `checked` collects all complaints of a constructor into
-one `OptionsError`.
+A strategy declares its options as attrs fields whose *converters* bring a value into its stored
+form and whose *rules* (in the field's metadata) say what it may be. Neither raises: a converter
+that can't make sense of a value hands on a marker, and `checked` collects all complaints of a
+constructor into one `OptionsError`.
 """
 
 from __future__ import annotations

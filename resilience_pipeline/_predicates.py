@@ -1,8 +1,9 @@
 """What counts as a failure, and what a failure says about when to come back.
 
-`should_handle` options take many forms; `as_predicate` brings each into a `Predicate`. One gate holds for all:
-only an `Exception` that is no `MisuseError` is ever shown to a predicate. The default predicate reads HTTP statuses
-and `Retry-After` headers off the exceptions of the usual clients without importing any of them.
+`should_handle` options take many forms; `as_predicate` brings each into a `Predicate`. One gate
+holds for all: only an `Exception` that is no `MisuseError` is ever shown to a predicate. The
+default predicate reads HTTP statuses and `Retry-After` headers off the exceptions of the usual
+clients without importing any of them.
 """
 
 from __future__ import annotations
@@ -363,8 +364,8 @@ def _is_plain(kind: type[BaseException]) -> bool:
 def says_nothing(error: BaseException) -> bool:
     """Whether there is nothing to be read off an error but that it happened.
 
-    So it is with most, and to find ten attributes missing costs as much as six bare calls. What the type has is
-    therefore looked at once; attributes of the error's own count always.
+    So it is with most, and to find ten attributes missing costs as much as six bare calls. What the
+    type has is therefore looked at once; attributes of the error's own count always.
     """
     plain = _plain_types.get(type(error))
     if plain is None:
@@ -515,7 +516,8 @@ def parse_retry_after(header: str, *, wall_time: float) -> float | None:
     """
     value = header.strip(" \t")
     if re.fullmatch(r"[0-9]+", value):
-        # More than a float can hold is infinity: for ever. int() refuses to read thousands of digits.
+        # More than a float can hold is infinity: for ever. int() refuses to read thousands of
+        # digits.
         return float(value)
     for form in _DATE_FORMS:
         if (match := form.fullmatch(value)) is not None:

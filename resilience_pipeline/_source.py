@@ -1,7 +1,8 @@
-"""One source of a stream: opening whatever a factory gives, reading it, closing it in the right order.
+"""One source of a stream: opening what a factory gives, reading it, closing it in order.
 
-A `Source` knows the protocols of sources and nothing of tasks: its methods have to be run by one task, in one context, from
-opening to close. Who that is, is decided by its carrier, see `_carriers`.
+A `Source` knows the protocols of sources and nothing of tasks: its methods have to be run by one
+task, in one context, from opening to close. Who that is, is decided by its carrier, see
+`_carriers`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ class Source:
     """A source from opening to close.
 
     Args:
-        make: Calls the factory; what it gives may be an async iterable, an async context manager around
-            one, or an awaitable of either.
+        make: Calls the factory; what it gives may be an async iterable, an async context manager
+            around one, or an awaitable of either.
     """
 
     __slots__ = ("_closed", "_iterable", "_iterator", "_make", "_manager", "anext")
@@ -65,6 +66,7 @@ class Source:
             return False
         self._closed = True
         trouble: BaseException | None = None
+        told: BaseException | None = None
         try:
             for subject in self._closable():
                 try:
@@ -84,7 +86,7 @@ class Source:
         except StopAsyncIteration as stray:
             raise stray_error(stray) from stray
         finally:
-            trouble = None
+            trouble = told = None
 
     def _closable(self) -> list[Any]:
         """The iterator and the iterable it came from; a context manager's exit closes for itself."""

@@ -1,7 +1,7 @@
 """Streams: guarded up to the first chunk, then handed to the consumer.
 
-`execute_stream` is the same onion around "call the factory, read the first chunk". What comes out is *primed*; it is
-committed in one place, `ResilienceStream._open`, and from then on chunks pass.
+`execute_stream` is the same onion around "call the factory, read the first chunk". What comes out
+is *primed*; it is committed in one place, `ResilienceStream._open`, and from then on chunks pass.
 
 Which task runs a source is the business of its carrier, see `_carriers`.
 """
@@ -98,8 +98,9 @@ async def _one_chunk(value: Any) -> AsyncIterator[Any]:
 class ResilienceStream(AsyncIterator[T_co], Generic[T_co]):
     """A stream guarded by a pipeline up to its first chunk; made by `execute_stream`.
 
-    Nothing runs until the first chunk is asked for. It has one consumer and is read once. Used with `async with` its source is
-    closed on the way out; a plain `async for` that is left early closes it as soon as Python lets the stream go.
+    Nothing runs until the first chunk is asked for. It has one consumer and is read once. Used with
+    `async with` its source is closed on the way out; a plain `async for` that is left early closes
+    it as soon as Python lets the stream go.
 
     Example:
         >>> async with pipeline.execute_stream(connect) as stream:
@@ -114,6 +115,7 @@ class ResilienceStream(AsyncIterator[T_co], Generic[T_co]):
         "_closing",
         "_committed",
         "_execution",
+        "_interrupted",
         "_interruption",
         "_iterated",
         "_leaving",
@@ -138,6 +140,7 @@ class ResilienceStream(AsyncIterator[T_co], Generic[T_co]):
         self._over = False
         self._closing = False
         self._leaving = False
+        self._interrupted = False
         self._pulling = False
         self._pulled = False
         self._iterated = False
@@ -198,7 +201,7 @@ class ResilienceStream(AsyncIterator[T_co], Generic[T_co]):
             raise
         self._commit(primed)
         if primed.first is ENDED or self._closing:
-            await self._finish()
+            await self._finish(for_closer=primed.first is not ENDED)
         return primed.first
 
     async def _prime(self, begun: StreamStart) -> Primed:
@@ -239,38 +242,39 @@ class ResilienceStream(AsyncIterator[T_co], Generic[T_co]):
         try:
             chunk = await carrier.read()
         except StopAsyncIteration:
-            if self._closing:
+            if self._interrupted:
                 interruption.confirm(None)
-            await self._finish()
+            await self._finish(for_closer=self._interrupted)
         except GeneratorExit:
             raise
         except BaseException as error:  # noqa: BLE001 - raised again by _fail
-            if self._closing and interruption.confirm(error):
-                await self._finish()
+            if self._interrupted and interruption.confirm(error):
+                await self._finish(for_closer=True)
             await self._fail(carrier, error)
         if self._closing:
             interruption.confirm(None)
-            await self._finish()
+            await self._finish(for_closer=True)
         return chunk
 
     def _runtime_now(self) -> Runtime:
         assert self._runtime is not None
         return self._runtime
 
-    async def _finish(self) -> NoReturn:
+    async def _finish(self, *, for_closer: bool) -> NoReturn:
         """Close the source after its end, or for another task that wants it closed; ends the loop."""
         self._over = True
         assert self._carrier is not None
         try:
             await self._carrier.close()
         except BaseException as error:
-            self._leave_to_closer(error)
+            if for_closer:
+                self._leave_to_closer(error)
             raise
         raise StopAsyncIteration
 
     def _leave_to_closer(self, error: BaseException) -> None:
-        """End the loop instead, if another task closes the stream and is to hear of this error."""
-        if self._closing and isinstance(error, Exception):
+        """End the loop instead: the error is of another task's making, which closes the stream."""
+        if isinstance(error, Exception):
             self._trouble = error
             raise StopAsyncIteration from None
 
@@ -278,26 +282,31 @@ class ResilienceStream(AsyncIterator[T_co], Generic[T_co]):
         """Close the source after its failure and let that out, unless its manager swallows it."""
         self._over = True
         try:
-            swallowed = await carrier.close(error, shielded=True)
-        except BaseException as raised:
-            if is_translation(raised, error) or not isinstance(raised, Exception):
-                self._leave_to_closer(raised)
-                raise
-            attach(error, raised)
-            swallowed = False
-        if swallowed and isinstance(error, Exception):
-            raise StopAsyncIteration
-        self._leave_to_closer(error)
-        raise error
+            try:
+                swallowed = await carrier.close(error, shielded=True)
+            except BaseException as raised:
+                if is_translation(raised, error) or not isinstance(raised, Exception):
+                    if self._interrupted:
+                        self._leave_to_closer(raised)
+                    raise
+                attach(error, raised)
+                swallowed = False
+            if swallowed and isinstance(error, Exception):
+                raise StopAsyncIteration
+            if self._interrupted:
+                self._leave_to_closer(error)
+            raise error
+        finally:
+            del error  # or it, its traceback and this frame would hold one another
 
     # ---- leaving
 
     async def aclose(self) -> None:
         """Close the stream and its source, at any time and from any task; idempotent.
 
-        A reader that waits for a chunk meanwhile finds the stream ended. An error raised by the source's own
-        cleanup comes out of the first call. Returns when the source is closed, whoever closes it, unless it is
-        called from within the source.
+        A reader that waits for a chunk meanwhile finds the stream ended. An error raised by the
+        source's own cleanup comes out of the first call. Returns when the source is closed, whoever
+        closes it, unless it is called from within the source.
         """
         if self._pulling:
             self._close_under_reader()
@@ -308,9 +317,13 @@ class ResilienceStream(AsyncIterator[T_co], Generic[T_co]):
             waiter = self._runtime_now().waiter()
             self._closers.append(waiter)
             await waiter.wait()
-            trouble, self._trouble = self._trouble, None
-            if trouble is not None:
-                raise trouble
+            if self._trouble is not None:
+                raise self._take_trouble()
+
+    def _take_trouble(self) -> BaseException:
+        error, self._trouble = self._trouble, None
+        assert error is not None
+        return error
 
     async def _close(self) -> None:
         self._over = self._closing = self._leaving = True
@@ -328,8 +341,9 @@ class ResilienceStream(AsyncIterator[T_co], Generic[T_co]):
         # Over means that the reader is closing the source already: that is not to be interrupted.
         if first and not self._over:
             if isinstance(self._carrier, OwnedSource):
-                self._carrier.interrupt()
+                self._interrupted = self._carrier.interrupt()
             elif self._interruption is not None:
+                self._interrupted = True
                 self._interruption.interrupt()
 
     def _wake_closers(self) -> None:

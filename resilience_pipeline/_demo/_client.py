@@ -1,7 +1,7 @@
 """A small streaming HTTP client for the demonstration: asks a chat model and gives its tokens.
 
-Standard library only. Knows nothing of pipelines: what a pipeline wants to know it reads off the errors, `status` and
-`headers` as any HTTP client's errors have them.
+Standard library only. Knows nothing of pipelines: what a pipeline wants to know it reads off the
+errors, `status` and `headers` as any HTTP client's errors have them.
 """
 
 from __future__ import annotations

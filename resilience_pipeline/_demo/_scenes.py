@@ -1,6 +1,7 @@
 """The scenes of the demonstration, and the table at its end.
 
-A scene has a pipeline of its own and chances of its own, so it plays alone as it plays among the others.
+A scene has a pipeline of its own and chances of its own, so it plays alone as it plays among the
+others.
 """
 
 from __future__ import annotations

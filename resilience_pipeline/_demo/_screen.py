@@ -1,6 +1,7 @@
 """Where the demonstration is shown: 80 columns, colours in a terminal, plain text elsewhere.
 
-A line is written as it happens, piece by piece where the pieces come one by one. Knows nothing of what it shows.
+A line is written as it happens, piece by piece where the pieces come one by one. Knows nothing of
+what it shows.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ __all__ = [
 class RuntimeFinder:
     """Finds the runtime of whatever event loop runs the calling task.
 
-    Looks at what is running now, not at what is imported: asyncio and trio may take turns, run at once in several threads,
-    or one inside the other (trio's guest mode).
+    Looks at what is running now, not at what is imported: asyncio and trio may take turns, run at
+    once in several threads, or one inside the other (trio's guest mode).
 
     Args:
         clock: The clock that shall drive the runtimes, in place of the loop's own.
@@ -48,8 +48,9 @@ class RuntimeFinder:
         Raises:
             RuntimeError: No supported event loop runs in this thread.
         """
-        # An event loop can only run if its library has been imported by whoever started it. So which one
-        # runs, a question that costs as much as two bare calls, is only asked where there are two.
+        # An event loop can only run if its library has been imported by whoever started it. So
+        # which one runs, a question that costs as much as two bare calls, is only asked where there
+        # are two.
         if self._asyncio is not None and ("trio" not in modules or self._in_task()):
             return self._asyncio
         return self._search()

@@ -1,8 +1,9 @@
 """trio, through anyio's primitives where anyio has them.
 
-Must only be imported while trio runs; `current_runtime` sees to it. Time limits are cancel scopes here, and scopes
-have to nest: so a stream's source lives in an owner task of its own (`owns_sources`), a system task that needs no
-nursery of the user's and is reached through the run's token.
+Must only be imported while trio runs; `current_runtime` sees to it. Time limits are cancel scopes
+here, and scopes have to nest: so a stream's source lives in an owner task of its own
+(`owns_sources`), a system task that needs no nursery of the user's and is reached through the run's
+token.
 """
 
 from __future__ import annotations

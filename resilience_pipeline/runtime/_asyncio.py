@@ -1,14 +1,15 @@
 """asyncio: the fast path, made of the loop's own timers and task cancellation.
 
-Must only be imported once asyncio is; `current_runtime` sees to it. Nothing here belongs to one loop for longer
-than a call: the one thing kept per loop, its deadline queues, is forgotten with the loop.
+Must only be imported once asyncio is; `current_runtime` sees to it. Nothing here belongs to one
+loop for longer than a call: the one thing kept per loop, its deadline queues, is forgotten with the
+loop.
 
-How a time limit works. `asyncio.timeout` pushes a timer on the loop's heap for each call and cancels it again.
-Limits of one length, however, expire in the order in which they were set, so a plain queue per length is sorted
-by itself, and one armed timer for its head is enough: constant work per call, whatever is in flight. Expiry
-cancels the task once and is told apart from the caller's own cancellation by counting requests, as
-`asyncio.timeout` does: ours is taken back with `uncancel`, and only if then no more requests are
-left than at entry was it ours alone.
+How a time limit works. `asyncio.timeout` pushes a timer on the loop's heap for each call and
+cancels it again. Limits of one length, however, expire in the order in which they were set, so a
+plain queue per length is sorted by itself, and one armed timer for its head is enough: constant
+work per call, whatever is in flight. Expiry cancels the task once and is told apart from the
+caller's own cancellation by counting requests, as `asyncio.timeout` does: ours is taken back with
+`uncancel`, and only if then no more requests are left than at entry was it ours alone.
 """
 
 from __future__ import annotations
@@ -192,7 +193,8 @@ class AsyncioRuntime(Runtime):
         over = False
 
         def expire() -> None:
-            # From another thread it may arrive late, when it would cancel what the caller does next.
+            # From another thread it may arrive late, when it would cancel what the caller does
+            # next.
             if not over:
                 deadline.expire()
 
@@ -268,8 +270,8 @@ async def _until(
             deadline.task
         )  # or the task, its error, the traceback and this frame would hold one another
         if ours:
-            # A task that is being cancelled is not cancelled again by anyio before its next turn; a scope that was
-            # cancelled together with our expiry is the caller's, and wins.
+            # A task that is being cancelled is not cancelled again by anyio before its next turn; a
+            # scope that was cancelled together with our expiry is the caller's, and wins.
             await asyncio.sleep(0)
             raise DeadlineReached from error
         raise
@@ -352,8 +354,8 @@ class _AsyncioWaiter(Waiter):
             finally:
                 timer.cancel()
         if "anyio._backends._asyncio" in modules and not is_shielded():
-            # A cancel scope that was cancelled together with the wake-up has not reached the task yet;
-            # whoever waits must not go on as if it had not been.
+            # A cancel scope that was cancelled together with the wake-up has not reached the task
+            # yet; whoever waits must not go on as if it had not been.
             await modules["anyio.lowlevel"].checkpoint_if_cancelled()
         return woken
 
@@ -384,7 +386,8 @@ class _AsyncioInterruption(Interruption):
         task = current_task()
         assert task is not None
         self._task = task
-        # Counted from entry: a cancellation that comes before the interruption, in the same turn, is the caller's.
+        # Counted from entry: a cancellation that comes before the interruption, in the same turn,
+        # is the caller's.
         self._cancelling = task.cancelling()
         self._fired = False
 

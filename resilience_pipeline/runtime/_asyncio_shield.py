@@ -1,11 +1,13 @@
 """asyncio: run something in the very task one is in, out of reach of that task's cancellation.
 
-A second task, as `asyncio.shield` takes one, won't do to close a source: what holds a cancel scope or a task group open has to
-be closed in the task that opened it. So the task runs the closing itself, but waits for stand-ins: futures that are done when
-what the closing waits for is, and that hold back a request to cancel the task.
+A second task, as `asyncio.shield` takes one, won't do to close a source: what holds a cancel scope
+or a task group open has to be closed in the task that opened it. So the task runs the closing
+itself, but waits for stand-ins: futures that are done when what the closing waits for is, and that
+hold back a request to cancel the task.
 
-Whose request is it? The closing may cancel its own task: time limits, task groups and anyio's scopes do. `Task.cancel` reaches the
-stand-in within the call of whoever asks, and context variables tell who that is: what the closing starts carries its mark.
+Whose request is it? The closing may cancel its own task: time limits, task groups and anyio's
+scopes do. `Task.cancel` reaches the stand-in within the call of whoever asks, and context variables
+tell who that is: what the closing starts carries its mark.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-#: Turns of the loop in which the inside of a shield only spins until it is taken to wait for the cancellation that is
-#: held back: anyio's checkpoints do so in a cancelled scope.
+#: Turns of the loop in which the inside of a shield only spins until it is taken to wait for the
+#: cancellation that is held back: anyio's checkpoints do so in a cancelled scope.
 _SPINS = 100
 
 _shields: ContextVar[tuple[Shield, ...]] = ContextVar("resilience_pipeline.shields", default=())
@@ -89,23 +91,26 @@ class Shield:
     @coroutine
     def _drive(self, inside: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
         outstanding = self._task._must_cancel  # from before, and so from outside
-        resume: Callable[[], Any] = partial(inside.send, None)
-        while True:
-            try:
-                request = resume()
-            except StopIteration as stop:
-                return stop.value
-            self._self_asked = self._task._must_cancel and not outstanding
-            outstanding = False
-            try:
-                yield from self._wait_for(request)
-            except GeneratorExit:
-                inside.close()
-                raise
-            except BaseException as error:  # noqa: BLE001 - passed on
-                resume = partial(inside.throw, error)
-            else:
-                resume = partial(inside.send, None)
+        resume: Any = partial(inside.send, None)
+        try:
+            while True:
+                try:
+                    request = resume()
+                except StopIteration as stop:
+                    return stop.value
+                self._self_asked = self._task._must_cancel and not outstanding
+                outstanding = False
+                try:
+                    yield from self._wait_for(request)
+                except GeneratorExit:
+                    inside.close()
+                    raise
+                except BaseException as error:  # noqa: BLE001 - passed on
+                    resume = partial(inside.throw, error)
+                else:
+                    resume = partial(inside.send, None)
+        finally:
+            resume = None  # or an error, its traceback and this frame would hold one another
 
     def _wait_for(self, request: Any) -> Generator[Any, Any, None]:
         if request is None:  # a turn of the loop

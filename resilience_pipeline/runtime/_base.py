@@ -124,8 +124,8 @@ class Runtime(ABC):
 
     Attributes:
         clock: The user's own clock, or `None`.
-        owns_sources: Whether a time limit is a scope here, so that a stream's source has to live in a
-            task of its own: a scope may not end before those that were opened inside it.
+        owns_sources: Whether a time limit is a scope here, so that a stream's source has to live in
+            a task of its own: a scope may not end before those that were opened inside it.
     """
 
     __slots__ = ("clock",)

@@ -1,7 +1,7 @@
 """The strategies, and what it takes to write one.
 
-Each option class is a strategy: `builder.add(Retry(...))` and `builder.add_retry(...)` are the same.
-A strategy of one's own derives from `Strategy` and implements `bind(next, site)`.
+Each option class is a strategy: `builder.add(Retry(...))` and `builder.add_retry(...)` are the
+same. A strategy of one's own derives from `Strategy` and implements `bind(next, site)`.
 """
 
 from __future__ import annotations

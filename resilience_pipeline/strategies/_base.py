@@ -1,11 +1,12 @@
 """What every strategy builds on: `Strategy`, `Handler` and `Site`.
 
-A strategy is an immutable description. `bind(next, site)` turns it, once per `build()`, into a handler: a function
-of the context that returns an awaitable of the result, and that may call the next handler inwards never, once
-or many times. State belongs to the bound handler. Errors travel as exceptions.
+A strategy is an immutable description. `bind(next, site)` turns it, once per `build()`, into a
+handler: a function of the context that returns an awaitable of the result, and that may call the
+next handler inwards never, once or many times. State belongs to the bound handler. Errors travel as
+exceptions.
 
-Strategies import no asyncio, trio, threading, time or random: they wait, race and read the clock through
-`context.runtime`, and draw random numbers from their site.
+Strategies import no asyncio, trio, threading, time or random: they wait, race and read the clock
+through `context.runtime`, and draw random numbers from their site.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ class Site:
         instance: The pipeline's instance name, or `None`.
         strategy_name: Name of the strategy.
         position: Its place in its pipeline, 0 for the outermost.
-        now: Reads the pipeline's clock: monotonic seconds, comparable across event loops and threads.
+        now: Reads the pipeline's clock: monotonic seconds, comparable across event loops and
+            threads.
         random: A function giving a random float in [0, 1).
         close_timeout: Seconds that closing something discarded may take.
     """

@@ -1,14 +1,18 @@
 """The states of a circuit breaker: closed, open, half-open, isolated.
 
-Pure: no lock, no hook, no clock; `now` is an argument and the user of this class holds a lock around each call.
+Pure: no lock, no hook, no clock; `now` is an argument and the user of this class holds a lock
+    around each call.
 
 Rules:
-1. Every admission is a ticket. A closed circuit gives out its *epoch*, a number that changes with each close; a half-open one
-   gives out a `Probe`. A result is judged by its ticket: one of another epoch changes nothing.
-2. Verdict and release are two things. `record` decides; `release` gives a probe's place back without a decision.
+1. Every admission is a ticket. A closed circuit gives out its *epoch*, a number that changes with
+   each close; a half-open one gives out a `Probe`. A result is judged by its ticket: one of another
+   epoch changes nothing.
+2. Verdict and release are two things. `record` decides; `release` gives a probe's place back
+   without a decision.
 3. Opening and closing happen in one step each; what has to be announced is returned, never called.
-4. By itself the circuit takes no step before the last one was announced, so that announcements come in the order of
-   the steps, from however many threads. The user of this class reads `unannounced` after a step and hands it to `announced`.
+4. By itself the circuit takes no step before the last one was announced, so that announcements come
+   in the order of the steps, from however many threads. The user of this class reads `unannounced`
+   after a step and hands it to `announced`.
 """
 
 from __future__ import annotations
@@ -60,7 +64,8 @@ class Opening:
     """The circuit has opened.
 
     Attributes:
-        number: Number of this step, to say later which one was announced or a computed break belongs to.
+        number: Number of this step, to say later which one was announced or a computed break
+            belongs to.
         failure_rate: Failures / throughput of the window, from 0 to 1.
         failure_count: Failures in the window.
         half_open_attempts: How often the circuit has been half-open since it was closed last.
@@ -166,7 +171,8 @@ class BreakerState:
             return None
         self.window.record_failure(now)
         if self.state != CLOSED:
-            # Late: what tripped the circuit may give way to a newer exception, but not to a mere result.
+            # Late: what tripped the circuit may give way to a newer exception, but not to a mere
+            # result.
             if error is not None:
                 self.last_handled = error
             return None

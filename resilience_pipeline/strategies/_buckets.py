@@ -23,8 +23,8 @@ from collections import deque
 
 __all__ = ["FixedWindowState", "SlidingWindowState", "TokenBucketState"]
 
-# How far behind the latest reading, in seconds, one may lie and still be taken for overtaken. Moving
-# time for such readings would hand out a little too much each time two threads cross.
+# How far behind the latest reading, in seconds, one may lie and still be taken for overtaken.
+# Moving time for such readings would hand out a little too much each time two threads cross.
 _OVERTAKEN = 1.0
 
 

@@ -1,10 +1,12 @@
 """Circuit breaker: stop calling what fails, and find out when it works again.
 
-The states themselves are in `_breaker_state`; here is who may pass, what counts, and who is told. Each step decides under
-the lock and tells afterwards: a hook finds a finished transition, may raise, or may use the breaker itself.
+The states themselves are in `_breaker_state`; here is who may pass, what counts, and who is told.
+Each step decides under the lock and tells afterwards: a hook finds a finished transition, may
+raise, or may use the breaker itself.
 
-Hooks are called in the order of the steps, also where calls of several threads cause them: the state takes no step by
-itself before the hook of the last one was called. No thread waits for another one's hook.
+Hooks are called in the order of the steps, also where calls of several threads cause them: the
+state takes no step by itself before the hook of the last one was called. No thread waits for
+another one's hook.
 """
 
 from __future__ import annotations
@@ -121,7 +123,7 @@ class CircuitHalfOpenedEvent:
     context: ResilienceContext
 
 
-@frozen(kw_only=True, eq=False)
+@frozen(kw_only=True)
 class CircuitMetrics:
     """What the circuit breakers of one control have counted.
 
@@ -146,8 +148,8 @@ _WORST_FIRST: tuple[CircuitState, ...] = (ISOLATED, OPEN, HALF_OPEN, CLOSED)
 class CircuitBreakerControl:
     """Reads and drives circuit breakers by hand; one control may drive many.
 
-    Give it to `add_circuit_breaker(control=...)`, before or after using it: what is isolated stays so for breakers that are
-    built later. All methods may be called from any thread.
+    Give it to `add_circuit_breaker(control=...)`, before or after using it: what is isolated stays
+    so for breakers that are built later. All methods may be called from any thread.
     """
 
     __slots__ = ("_breakers", "_isolated", "_lock")
@@ -184,8 +186,8 @@ class CircuitBreakerControl:
     def isolate(self) -> None:
         """Hold every circuit open until `close`; calls raise `IsolatedCircuitError`.
 
-        Plain hooks run at once, coroutine hooks in the next call. What a hook raises comes out after all circuits
-        have been isolated.
+        Plain hooks run at once, coroutine hooks in the next call. What a hook raises comes out
+        after all circuits have been isolated.
         """
         with self._lock:
             self._isolated = True
@@ -244,24 +246,26 @@ def _on_each(
 class CircuitBreaker(Strategy[BrokenCircuitError]):
     """Refuse calls for a while once too many of them have failed.
 
-    Closed, it counts outcomes in a rolling window of ten slices. A handled outcome opens it when the window then holds at least
-    `minimum_throughput` calls of which at least `failure_ratio` failed. Open, calls raise `BrokenCircuitError`. The first call after
-    the break is a trial: if it is good the circuit closes, if it is handled another break begins. A trial that is
-    cancelled decides nothing and gives its place back; one that hangs loses its place after one more break.
+    Closed, it counts outcomes in a rolling window of ten slices. A handled outcome opens it when
+    the window then holds at least `minimum_throughput` calls of which at least `failure_ratio`
+    failed. Open, calls raise `BrokenCircuitError`. The first call after the break is a trial: if it
+    is good the circuit closes, if it is handled another break begins. A trial that is cancelled
+    decides nothing and gives its place back; one that hangs loses its place after one more break.
 
-    Outcomes that are not handled count as good, as in Polly; with the default `should_handle`, refusals of limiters and
-    other breakers inside count as nothing. A timeout *outside* the breaker reaches it as a
-    cancellation, which is no evidence: put a timeout inside to have calls that hang counted.
+    Outcomes that are not handled count as good, as in Polly; with the default `should_handle`,
+    refusals of limiters and other breakers inside count as nothing. A timeout *outside* the breaker
+    reaches it as a cancellation, which is no evidence: put a timeout inside to have calls that hang
+    counted.
 
     Args:
         failure_ratio: Share of failures that opens the circuit, 0 to 1.
         minimum_throughput: Calls in the window before the share counts, at least 2.
         sampling_duration: Length of the window in seconds (any duration form), above zero.
         break_duration: Length of a break in seconds (any duration form), above zero.
-        break_duration_generator: Function of a `BreakDurationEvent` giving the length of this break in any duration form, in place
-            of `break_duration`; `None` means that one.
-        should_handle: Which outcomes are failures. The default handles every exception but HTTP client errors other
-            than 408 and 429.
+        break_duration_generator: Function of a `BreakDurationEvent` giving the length of this break
+            in any duration form, in place of `break_duration`; `None` means that one.
+        should_handle: Which outcomes are failures. The default handles every exception but HTTP
+            client errors other than 408 and 429.
         on_opened: Hook called with a `CircuitOpenedEvent` after the circuit has opened.
         on_closed: Hook called with a `CircuitClosedEvent` after it has closed.
         on_half_opened: Hook called with a `CircuitHalfOpenedEvent` before the trial call.
@@ -343,8 +347,8 @@ class _BoundCircuitBreaker:
         if self._pending:
             await self._run_pending()
         state = self._state
-        # Closed, a call passes without the lock: what it reads is one epoch or the next, and its result is judged by
-        # the one it read.
+        # Closed, a call passes without the lock: what it reads is one epoch or the next, and its
+        # result is judged by the one it read.
         ticket = state.epoch if state.state == CLOSED else await self._enter(context)
         error: Exception | None = None
         result = None

@@ -2,12 +2,13 @@
 
 Interleavings that were thought through:
 
-1. A release finds somebody waiting: the permit goes to the head of the queue under the lock, then the head is woken. A newcomer
-   in between finds no free permit and a queue, and joins it.
-2. The head is cancelled, or its time runs out, after it was handed the permit and before it runs: `leave` tells, and the permit is used
-   (time ran out: the grant wins) or passed on (cancelled).
+1. A release finds somebody waiting: the permit goes to the head of the queue under the lock, then
+   the head is woken. A newcomer in between finds no free permit and a queue, and joins it.
+2. The head is cancelled, or its time runs out, after it was handed the permit and before it runs:
+   `leave` tells, and the permit is used (time ran out: the grant wins) or passed on (cancelled).
 3. The head's event loop has been closed: waking it fails, and the permit goes to the next one.
-4. It is closed after the head was woken and before that ran: the next one who finds no free permit takes it back.
+4. It is closed after the head was woken and before that ran: the next one who finds no free permit
+   takes it back.
 """
 
 from __future__ import annotations
@@ -41,14 +42,16 @@ class ConcurrencyLimiterRejectedEvent:
 class ConcurrencyLimiter(Strategy[ConcurrencyLimiterRejectedError]):
     """Let at most `permit_limit` calls be inside at once.
 
-    Further calls wait in a queue, first come first served, or are refused. A stream holds its permit until its first
-    chunk. The limit holds for all event loops together that use the pipeline.
+    Further calls wait in a queue, first come first served, or are refused. A stream holds its
+    permit until its first chunk. The limit holds for all event loops together that use the
+    pipeline.
 
     Args:
         permit_limit: Calls inside at once, at least 1.
         queue_limit: Calls that may wait, at least 0; `math.inf` never refuses.
         max_wait: Longest time in the queue in seconds (any duration form); `None` for no limit.
-        on_rejected: Hook called with a `ConcurrencyLimiterRejectedEvent` before the error is raised.
+        on_rejected: Hook called with a `ConcurrencyLimiterRejectedEvent` before the error is
+            raised.
         name: Name for events and errors.
 
     Raises:

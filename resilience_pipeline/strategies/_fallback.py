@@ -42,15 +42,16 @@ class FallbackEvent:
 class Fallback(Strategy[Never]):
     """Replace a handled outcome.
 
-    Exactly one of `fallback_action` and `fallback_value` is given. In a stream a value becomes one chunk; an async iterable
-    or a context manager around one is iterated and closed, and guarded up to its first chunk like any source.
+    Exactly one of `fallback_action` and `fallback_value` is given. In a stream a value becomes one
+    chunk; an async iterable or a context manager around one is iterated and closed, and guarded up
+    to its first chunk like any source.
 
     Args:
-        fallback_action: Function of a `FallbackEvent` giving the substitute, or an awaitable of it. What it raises
-            becomes the outcome, with the original failure as its `__context__`.
+        fallback_action: Function of a `FallbackEvent` giving the substitute, or an awaitable of it.
+            What it raises becomes the outcome, with the original failure as its `__context__`.
         fallback_value: A constant substitute; may be `None`.
-        should_handle: Which outcomes are replaced. The default handles every exception but HTTP client errors other
-            than 408 and 429.
+        should_handle: Which outcomes are replaced. The default handles every exception but HTTP
+            client errors other than 408 and 429.
         on_fallback: Hook called with the same event before the action.
         name: Name for events and errors.
 

@@ -1,7 +1,8 @@
 """Rate limiter: at most so many calls in so much time.
 
-The head of the queue waits for its permit by itself, the others wait to become the head: no background task, and one timer
-however long the queue. Whoever leaves, for whatever reason, wakes the next head in the same turn.
+The head of the queue waits for its permit by itself, the others wait to become the head: no
+background task, and one timer however long the queue. Whoever leaves, for whatever reason, wakes
+the next head in the same turn.
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ class TokenBucket(RateLimit):
 class FixedWindow(RateLimit):
     """At most `permits` calls per window; a window starts with its first permit.
 
-    Around the edge of two windows up to twice as many can pass in a short time; `SlidingWindow` has no such edge.
+    Around the edge of two windows up to twice as many can pass in a short time; `SlidingWindow` has
+    no such edge.
 
     Args:
         permits: Calls per window, at least 1.
@@ -139,7 +141,8 @@ class SlidingWindow(RateLimit):
     Args:
         permits: Calls in any window, at least 1.
         window: Its length in seconds (any duration form), above zero.
-        segments: How finely permits come back, at least 1: the more segments, the sooner, and the more counters are kept.
+        segments: How finely permits come back, at least 1: the more segments, the sooner, and the
+            more counters are kept.
 
     Raises:
         OptionsError: One or more options have bad values.
@@ -203,15 +206,15 @@ def _limiter() -> dict[str, Any]:
 class RateLimiter(Strategy[RateLimiterRejectedError]):
     """Let calls start only as fast as a rate limit allows.
 
-    Further calls are refused, with the true time until a permit could be had, or wait in a queue, first come first
-    served. The limit holds for all event loops together that use the pipeline.
+    Further calls are refused, with the true time until a permit could be had, or wait in a queue,
+    first come first served. The limit holds for all event loops together that use the pipeline.
 
     Args:
-        limiter: `TokenBucket`, `FixedWindow` or `SlidingWindow`, or an object of your own with a method
-            `try_acquire(now)`, see `SupportsRateLimit`.
+        limiter: `TokenBucket`, `FixedWindow` or `SlidingWindow`, or an object of your own with a
+            method `try_acquire(now)`, see `SupportsRateLimit`.
         queue_limit: Calls that may wait, at least 0; `math.inf` never refuses.
-        max_wait: Longest time in the queue in seconds (any duration form); a call that is known to have to wait longer is refused at
-            once. `None` for no limit.
+        max_wait: Longest time in the queue in seconds (any duration form); a call that is known to
+            have to wait longer is refused at once. `None` for no limit.
         on_rejected: Hook called with a `RateLimiterRejectedEvent` before the error is raised.
         name: Name for events and errors.
 

@@ -1,7 +1,7 @@
 """Retry: try again what failed, after a while.
 
-The bound handler is stateless: attempt number, jitter and history live in the execution, so any number of calls can go
-through one retry at once.
+The bound handler is stateless: attempt number, jitter and history live in the execution, so any
+number of calls can go through one retry at once.
 """
 
 from __future__ import annotations
@@ -84,28 +84,32 @@ class RetryEvent:
 class Retry(Strategy[Never]):
     """Run the inside again while its outcome is handled.
 
-    The last outcome comes out as it is. Before each further attempt there is a wait, and a checkpoint where that is 0.
+    The last outcome comes out as it is. Before each further attempt there is a wait, and a
+    checkpoint where that is 0.
 
     Args:
-        max_retry_attempts: Attempts beside the first one, at least 1; `math.inf` retries until it succeeds
-            or is cancelled.
+        max_retry_attempts: Attempts beside the first one, at least 1; `math.inf` retries until it
+            succeeds or is cancelled.
         delay: Base delay in seconds (any duration form), at least 0.
-        backoff_type: How the delay grows with the number `a` of the failed attempt, from 0: `"constant"` waits
-            `delay`, `"linear"` `(a + 1) * delay`, `"exponential"` `2**a * delay`.
-        use_jitter: `True` spreads constant and linear delays by a quarter either way and draws exponential ones
-            with decorrelated jitter (version 2, as Polly does). `"full"` draws between 0 and the
-            computed, capped delay: what to use where many clients reach the cap.
+        backoff_type: How the delay grows with the number `a` of the failed attempt, from 0:
+            `"constant"` waits `delay`, `"linear"` `(a + 1) * delay`, `"exponential"` `2**a *
+            delay`.
+        use_jitter: `True` spreads constant and linear delays by a quarter either way and draws
+            exponential ones with decorrelated jitter (version 2, as Polly does). `"full"` draws
+            between 0 and the computed, capped delay: what to use where many clients reach the cap.
         max_delay: Longest computed delay, jitter included; `None` for no limit.
-        should_handle: Which outcomes are tried again. The default handles every exception but HTTP client errors
-            other than 408 and 429.
-        delay_generator: Function of a `RetryDelayEvent` giving the wait in any duration form; `None` or a negative
-            one means the computed delay. Not capped by `max_delay`, and wins over a `Retry-After`.
+        should_handle: Which outcomes are tried again. The default handles every exception but HTTP
+            client errors other than 408 and 429.
+        delay_generator: Function of a `RetryDelayEvent` giving the wait in any duration form;
+            `None` or a negative one means the computed delay. Not capped by `max_delay`, and wins
+            over a `Retry-After`.
         on_retry: Hook called with a `RetryEvent` before each wait.
-        respect_retry_after: Whether a rejection's `retry_after` or an HTTP `Retry-After` header is waited in full
-            when it is longer than the computed delay, whatever `max_delay` says.
-        max_retry_after: A longer demand is not waited for: the outcome comes out at once, and so does the demand,
-            as the error's `retry_after`.
-        max_elapsed: No retry starts later than this after the first attempt began; `None` for no limit.
+        respect_retry_after: Whether a rejection's `retry_after` or an HTTP `Retry-After` header is
+            waited in full when it is longer than the computed delay, whatever `max_delay` says.
+        max_retry_after: A longer demand is not waited for: the outcome comes out at once, and so
+            does the demand, as the error's `retry_after`.
+        max_elapsed: No retry starts later than this after the first attempt began; `None` for no
+            limit.
         name: Name for events and errors.
 
     Raises:
@@ -409,8 +413,8 @@ def _keep_last_raise(error: Exception) -> None:
     """Take from a traceback what was there already when the same error left an earlier attempt.
 
     A callback that raises stored exceptions again and again lets their tracebacks grow; what comes
-    out in the end shall carry the last raise only. An earlier one begins where the frame that has just caught the
-    error, the first of its traceback, is met again.
+    out in the end shall carry the last raise only. An earlier one begins where the frame that has
+    just caught the error, the first of its traceback, is met again.
     """
     entry = caught_in = error.__traceback__
     while entry is not None and caught_in is not None:

@@ -55,18 +55,18 @@ class TimeoutEvent:
 class Timeout(Strategy[TimeoutRejectedError]):
     """Limit how long the inside may take; for a stream, until its first chunk.
 
-    When the limit passes, the inside is cancelled and awaited. If it ends with that cancellation, `TimeoutRejectedError` is
-    raised (also a builtin `TimeoutError`); a value or another error that comes out anyway is kept. The
-    caller's own cancellation stays one, and wins if both happen.
+    When the limit passes, the inside is cancelled and awaited. If it ends with that cancellation,
+    `TimeoutRejectedError` is raised (also a builtin `TimeoutError`); a value or another error that
+    comes out anyway is kept. The caller's own cancellation stays one, and wins if both happen.
 
-    A circuit breaker *inside* a timeout sees its expiry as a cancellation, which is no evidence; put the timeout inside
-    the breaker (add it later) to have slow calls counted as failures.
+    A circuit breaker *inside* a timeout sees its expiry as a cancellation, which is no evidence;
+    put the timeout inside the breaker (add it later) to have slow calls counted as failures.
 
     Args:
         timeout: The limit in seconds (any duration form), above zero; `math.inf` for none.
-        timeout_generator: Function of a `TimeoutGeneratorEvent` giving the limit of this call in any duration form, in place of
-            `timeout`. `None` and `math.inf` mean no limit; zero or less has expired already: the inside is not
-            started.
+        timeout_generator: Function of a `TimeoutGeneratorEvent` giving the limit of this call in
+            any duration form, in place of `timeout`. `None` and `math.inf` mean no limit; zero or
+            less has expired already: the inside is not started.
         on_timeout: Hook called with a `TimeoutEvent` after the inside has ended.
         name: Name for events and errors; tells which of two nested timeouts it was.
 

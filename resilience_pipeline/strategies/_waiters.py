@@ -1,15 +1,15 @@
 """The queue before a limiter: first come, first served, and cancellable at any moment.
 
-Pure bookkeeping: no lock, no clock, no event loop. Its user calls every method under a lock of its own and wakes, outside
-of it, what it was told to.
+Pure bookkeeping: no lock, no clock, no event loop. Its user calls every method under a lock of its
+own and wakes, outside of it, what it was told to.
 
 Rules:
-1. A permit is handed to the head of the queue while it is taken from its holder: it is never free in between, so
-   nobody can overtake.
-2. Whoever leaves the queue says so once. `leave` answers whether a permit had been handed over before: then
-   the one who leaves owns it, and uses it or passes it on.
-3. Who can't leave any more, because its event loop is gone, is dropped (`drop_dead`), and what it was granted is taken
-   back (`take_back`).
+1. A permit is handed to the head of the queue while it is taken from its holder: it is never free
+   in between, so nobody can overtake.
+2. Whoever leaves the queue says so once. `leave` answers whether a permit had been handed over
+   before: then the one who leaves owns it, and uses it or passes it on.
+3. Who can't leave any more, because its event loop is gone, is dropped (`drop_dead`), and what it
+   was granted is taken back (`take_back`).
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class WaiterQueue(Generic[W]):
     def drop_dead(self) -> bool:
         """Forget waiters whose event loop is gone: nobody will ever take them out otherwise.
 
-        A long queue is looked through when its head is dead, else only every so many calls: whoever is refused
-        because it is full is refused at once.
+        A long queue is looked through when its head is dead, else only every so many calls: whoever
+        is refused because it is full is refused at once.
 
         Returns:
             Whether there were any.
@@ -103,7 +103,7 @@ class WaiterQueue(Generic[W]):
         return bool(dead)
 
     def take_back(self) -> bool:
-        """Take a grant back whose waiter was woken, but whose event loop is gone; whether there was one.
+        """Take back a grant whose waiter was woken after its loop had gone; whether there was one.
 
         Looks at the oldest grant only: one that can still be used soon makes room for the next.
         """

@@ -135,7 +135,10 @@ class _WhenBlocked:
     @classmethod
     def _is_turn(cls, handle: object) -> bool:
         callback = getattr(handle, "_callback", None)
-        return getattr(callback, "__func__", None) is cls._turn
+        if getattr(callback, "__func__", None) is cls._turn:
+            return True
+        # anyio asks a task that holds its cancellation back again in every turn.
+        return getattr(callback, "__qualname__", "") == "CancelScope._deliver_cancellation"
 
 
 class TrioHost:

@@ -204,23 +204,27 @@ class Running:
         self.cancelled = False
         self.value: Any = None
         self.error: BaseException | None = None
-        #: On asyncio: cancellation requests that were left over.
+        #: On asyncio: cancellation requests that are left over in the end, those by `task.cancel()` included.
         self.cancelling = 0
 
     async def __call__(self) -> None:
         self.task = _asyncio_task()
-        with self.scope:
-            try:
-                self.value = await self._fn(*self._args)
-            except Exception as error:
-                self.error = error
-            except BaseException:
-                self.cancelled = True
-                raise
-            finally:
-                self.done = True
-                if self.task is not None:
-                    self.cancelling = self.task.cancelling()
+        try:
+            with self.scope:
+                await self._run()
+        finally:
+            self.done = True
+            if self.task is not None:
+                self.cancelling = self.task.cancelling()
+
+    async def _run(self) -> None:
+        try:
+            self.value = await self._fn(*self._args)
+        except Exception as error:
+            self.error = error
+        except BaseException:
+            self.cancelled = True
+            raise
 
     def cancel(self, how: str = "scope") -> None:
         """Cancel by the enclosing scope, or on asyncio by `task.cancel()`."""

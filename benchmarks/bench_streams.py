@@ -1,0 +1,63 @@
+"""A stream that has been handed to its consumer: what each further chunk costs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+
+from resilience_pipeline import ResiliencePipelineBuilder
+
+from . import baselines, measure
+from .measure import Loop, Settings
+from .rows import BY_HAND, OURS, Bound, Checked, Result, Row
+
+_SOURCE = "source"
+
+
+def _source(chunks: int) -> Callable[[], AsyncGenerator[int, None]]:
+    async def connect() -> AsyncGenerator[int, None]:
+        for chunk in range(chunks):
+            yield chunk
+
+    return connect
+
+
+async def _bare(count: int) -> None:
+    async for _ in _source(count)():
+        pass
+
+
+def _ours() -> Loop:
+    pipeline = (
+        ResiliencePipelineBuilder()
+        .add_retry(max_retry_attempts=3, delay=1)
+        .add_circuit_breaker()
+        .add_timeout(10)
+        .build()
+    )
+
+    async def loop(count: int) -> None:
+        async for _ in pipeline.execute_stream(_source(count)):
+            pass
+
+    return loop
+
+
+async def _by_hand(count: int) -> None:
+    async for _ in baselines.guarded_stream(_source(count), attempts=4, delay=1):
+        pass
+
+
+async def _committed(settings: Settings) -> Result:
+    contenders: dict[str, Loop] = {OURS: _ours(), BY_HAND: _by_hand, _SOURCE: _bare}
+    timings = await measure.compare(_bare, contenders, settings)
+    over = timings.over(OURS, _SOURCE)
+    return Result(
+        cost=f"+ {over:,.0f} ns a chunk",
+        ns={name: timings.ns(name) for name in contenders},
+        bare={name: timings.in_bare_calls(name) for name in contenders},
+        ratios={name: timings.ratio(name, BY_HAND) for name in contenders},
+        checks=(Checked(Bound(60, "ns over the source"), over),),
+    )
+
+
+ROWS = (Row("a committed stream, per chunk", _committed),)

@@ -1,0 +1,87 @@
+"""The table, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from attrs import asdict
+
+from .rows import BY_HAND, OURS, Checked, Result
+
+_HEAD = ("what", "costs", "bare calls", "× by hand", "at most", "")
+
+
+def machine() -> str:
+    """Say what was measured on what, in one line."""
+    return (
+        f"resilience_pipeline {version('resilience-pipeline')}, {platform.python_implementation()} "
+        f"{platform.python_version()}, {platform.system()} {platform.machine()}"
+    )
+
+
+def cells(what: str, result: Result) -> tuple[str, ...]:
+    """Write a row."""
+    return (
+        what,
+        result.cost,
+        _number(result.bare.get(OURS)),
+        _number(result.ratios.get(OURS)),
+        ", ".join(f"{check.bound.limit:,g} {check.bound.unit}" for check in result.checks),
+        verdict(result.checks),
+    )
+
+
+def contender_cells(result: Result) -> list[tuple[str, ...]]:
+    """Write a row's other contenders, the hand-written equivalent first."""
+    others = sorted(result.ns.keys() - {OURS}, key=lambda name: (name != BY_HAND, result.ns[name]))
+    return [
+        (
+            f"    {name}",
+            f"{result.ns[name]:,.0f} ns",
+            _number(result.bare.get(name)),
+            _number(result.ratios.get(name)),
+            "",
+            "",
+        )
+        for name in others
+    ]
+
+
+def verdict(checks: Sequence[Checked], slack: float = 1.0) -> str:
+    """Say whether all bounds hold; nothing where there are none."""
+    if not checks:
+        return ""
+    return "within" if all(check.within(slack) for check in checks) else "OVER"
+
+
+def _number(figure: float | None) -> str:
+    if figure is None:
+        return ""
+    return (
+        f"{figure:,.2f}" if figure < 10 else f"{figure:,.1f}" if figure < 100 else f"{figure:,.0f}"
+    )
+
+
+def header() -> str:
+    """Write the head of the table, in Markdown."""
+    return f"{line(_HEAD)}\n|{'---|' * len(_HEAD)}"
+
+
+_WIDTHS = (44, 14, 10, 9, 30, 6)
+
+
+def line(row: Iterable[str]) -> str:
+    """Write one line of the table: Markdown, in columns for who reads it in a terminal."""
+    first, *others = zip(row, _WIDTHS, strict=True)
+    texts = [first[0].ljust(first[1]), *(text.rjust(width) for text, width in others)]
+    return f"| {' | '.join(texts)} |"
+
+
+def as_json(results: dict[str, Result]) -> str:
+    """Write everything that was measured."""
+    rows: dict[str, Any] = {what: asdict(result) for what, result in results.items()}
+    return json.dumps({"machine": machine(), "rows": rows}, indent=2, ensure_ascii=False) + "\n"
