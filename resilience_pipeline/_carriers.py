@@ -9,6 +9,7 @@ is a task of our own that lives as long as the source, see `OwnedSource`.
 from __future__ import annotations
 
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from contextvars import copy_context
@@ -26,19 +27,20 @@ if TYPE_CHECKING:
 ENDED: Any = object()
 
 
-class Carrier:
+class Carrier(ABC):
     """Runs one source, from opening to close, in the task where it has to be."""
 
     __slots__ = ()
 
+    @abstractmethod
     async def start(self) -> Any:
         """Open the source and read its first chunk; a source that fails is closed first."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self) -> Awaitable[Any]:
         """Read the next chunk; `StopAsyncIteration` at the end. The source is not closed by it."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def close(self, error: BaseException | None = None, *, shielded: bool = False) -> bool:
         """Close the source.
 
@@ -50,11 +52,10 @@ class Carrier:
         Returns:
             Whether the source's context manager swallowed `error`.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def abandon(self) -> None:
         """Close the source some time soon; called from finalisers."""
-        raise NotImplementedError
 
 
 # ---- in the consumer's own task ---------------------------------------------------------------
