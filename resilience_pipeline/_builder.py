@@ -31,6 +31,7 @@ from .strategies import (
     ConcurrencyLimiter,
     Fallback,
     Handler,
+    Hedging,
     RateLimiter,
     Retry,
     Site,
@@ -202,6 +203,7 @@ class ResiliencePipelineBuilder(Generic[E_co]):
     add_circuit_breaker = _Adder(CircuitBreaker)
     add_timeout = _Adder(Timeout)
     add_fallback = _Adder(Fallback)
+    add_hedging = _Adder(Hedging)
     add_concurrency_limiter = _Adder(ConcurrencyLimiter)
     add_rate_limiter = _Adder(RateLimiter)
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from types import coroutine
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ._predicates import members_of
 from ._source import Source, stray_error
@@ -24,17 +25,20 @@ from .strategies._base import chain
 if TYPE_CHECKING:
     from .runtime import Child, Runtime, Waiter
 
-ENDED: Any = object()
+#: What is read up to the line: the chunks, and whether the source has ended before it got there.
+Held: TypeAlias = tuple[deque[Any], bool]
+#: Reads a source up to the line, given what reads a chunk.
+ReadUp: TypeAlias = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Held]]
 
 
 class Carrier(ABC):
     """Runs one source, from opening to close, in the task where it has to be."""
 
-    __slots__ = ()
+    __slots__ = ("_is_closed", "_releases")
 
-    @abstractmethod
-    async def start(self) -> Any:
-        """Open the source and read its first chunk; a source that fails is closed first."""
+    def __init__(self) -> None:
+        self._is_closed = False
+        self._releases: list[Callable[[], object]] = []
 
     @abstractmethod
     def read(self) -> Awaitable[Any]:
@@ -57,6 +61,57 @@ class Carrier(ABC):
     def abandon(self) -> None:
         """Close the source some time soon; called from finalisers."""
 
+    def interrupt(self) -> bool | None:
+        """Close for another task while a chunk is being waited for.
+
+        Returns:
+            Whether the source was interrupted, false if it is being closed already; `None` if it
+            has to be done by interrupting its reader.
+        """
+        return None
+
+    def is_cancelled(self) -> bool:
+        """Whether somebody wants the calling task cancelled, and has not taken that back."""
+        return True
+
+    def steps(self) -> tuple[Callable[[], Any] | None, Callable[..., Any]]:
+        """Give what makes the source's next step, if a reader may take it by itself, and in what.
+
+        The step is an iterator in place of a coroutine, to be entered through the function that
+        comes with it. None where a reader has to go by `read`.
+        """
+        return None, operator.call
+
+    def hold(self, release: Callable[[], object]) -> None:
+        """Have something released when the source has been closed, whoever closes it."""
+        if self._is_closed:
+            release()
+        else:
+            self._releases.append(release)
+
+    def _closed(self) -> None:
+        self._is_closed = True
+        while self._releases:
+            self._releases.pop()()
+
+
+async def close_after(carrier: Carrier, error: BaseException) -> bool:
+    """Close a source that has failed; see `Carrier.close`.
+
+    What closing raises is attached to the failure. It comes out in the failure's place if it is a
+    translation of that or no `Exception`, and also if the failure was a cancellation by a scope
+    of the source's own, of which its context manager made that error.
+    """
+    try:
+        return await carrier.close(error, shielded=True)
+    except BaseException as raised:
+        if is_translation(raised, error) or not isinstance(raised, Exception):
+            raise
+        if not isinstance(error, Exception) and not carrier.is_cancelled():
+            raise
+        attach(error, raised)
+        return False
+
 
 # ---- in the consumer's own task ---------------------------------------------------------------
 
@@ -71,45 +126,47 @@ class OwnSource(Carrier):
     __slots__ = ("_close_timeout", "_run", "_runtime", "_source", "_spawn")
 
     def __init__(self, runtime: Runtime, make: Callable[[], Any], close_timeout: float) -> None:
+        super().__init__()
         self._runtime = runtime
         self._close_timeout = close_timeout
         self._spawn = runtime.spawner()
         self._run = copy_context().run
         self._source = Source(make)
 
-    async def start(self) -> Any:
+    async def start(self, read_up: ReadUp) -> Held:
+        """Open the source and read it up to the line; a source that fails is closed first."""
         try:
             await drive(self._run, self._source.open)
-            return await self.read()
-        except StopAsyncIteration:
-            return ENDED
+            return await read_up(self.read)
         except GeneratorExit:  # nothing may be awaited any more
             self.abandon()
             raise
         except BaseException as error:
-            await self._close_failed(error)
+            await close_after(self, error)
             raise
-
-    async def _close_failed(self, error: BaseException) -> None:
-        """Close before anything else is tried; what closing raises does not hide the failure."""
-        try:
-            await self.close(error, shielded=True)
-        except BaseException as raised:
-            if is_translation(raised, error) or not isinstance(raised, Exception):
-                raise
-            attach(error, raised)
 
     def read(self) -> Awaitable[Any]:
         return drive(self._run, self._source.anext)
+
+    def is_cancelled(self) -> bool:
+        return self._runtime.is_cancelled()
+
+    def steps(self) -> tuple[Callable[[], Any] | None, Callable[..., Any]]:
+        # Others than generators may run code when they are asked for a step, in which context ever.
+        return self._source.generator_anext(), self._run
 
     async def close(self, error: BaseException | None = None, *, shielded: bool = False) -> bool:
         closing: Callable[[], Any] = partial(self._source.close, error)
         if shielded:
             closing = partial(self._runtime.shielded, closing, self._close_timeout)
-        return await drive(self._run, closing)  # type: ignore[no-any-return]
+        try:
+            return await drive(self._run, closing)  # type: ignore[no-any-return]
+        finally:
+            self._closed()
 
     def abandon(self) -> None:
-        self._spawn(partial(_close_quietly, self))
+        if not self._spawn(partial(_close_quietly, self)):
+            self._closed()  # as far as it ever will be: its event loop is gone
 
 
 async def _close_quietly(carrier: Carrier) -> None:
@@ -130,6 +187,7 @@ class OwnedSource(Carrier):
     """
 
     __slots__ = (
+        "_ahead",
         "_asked",
         "_cancelled",
         "_child",
@@ -148,9 +206,11 @@ class OwnedSource(Carrier):
         "_source",
         "_started",
         "_swallowed",
+        "_told",
     )
 
     def __init__(self, runtime: Runtime, make: Callable[[], Any], close_timeout: float) -> None:
+        super().__init__()
         self._source = Source(make)
         self._runtime = runtime
         self._close_timeout = close_timeout
@@ -168,9 +228,13 @@ class OwnedSource(Carrier):
         self._failed = False
         self._cancelled = False
         self._reply: tuple[Any] | None = None
+        #: A chunk that the source gave unasked, when one of its own scopes was cancelled.
+        self._ahead: tuple[Any] | None = None
         self._end: BaseException | None = None
         self._close_error: BaseException | None = None
         self._swallowed = False
+        #: What whoever closes it has to tell the source's context manager.
+        self._told: BaseException | None = None
 
     # ---- the owner's side
 
@@ -187,20 +251,31 @@ class OwnedSource(Carrier):
             _wake(self._reader)  # which sees to it that closing does not take too long
             await self._close_source(error)
         else:
-            await self._close_source(None)
+            await self._close_source(self._told)
+        finally:
+            self._told = None
 
     async def _serve(self) -> None:
         """Open the source and read it as it is asked for, until its end or the wish to close."""
         await drive(_here, self._source.open)
         while await self._is_asked():
-            self._reply = (await drive(_here, self._source.anext),)
+            reply, self._ahead = self._ahead, None
+            self._reply = reply or (await drive(_here, self._source.anext),)
             self._asked = False
             _wake(self._reader)
 
     async def _is_asked(self) -> bool:
         while not self._asked and not self._closing:
             self._owner = self._runtime.waiter()
-            await self._owner.wait()
+            try:
+                await self._owner.wait()
+            except BaseException as error:
+                athrow = self._source.athrow
+                foreign = self._runtime.is_cancellation(error) and not self._cancelled
+                if not foreign or athrow is None or self._ahead is not None:
+                    raise
+                # By a scope that the source holds open over its yield: there it belongs.
+                self._ahead = (await drive(_here, partial(athrow, error)),)
         return not self._closing
 
     async def _close_source(self, error: BaseException | None) -> None:
@@ -218,10 +293,15 @@ class OwnedSource(Carrier):
                 pass  # by us: it is known
             elif error is None or (self._closing and not isinstance(error, Exception)):
                 self._close_error = self._runtime.carried(raised)
-            elif is_translation(raised, error):
+            elif is_translation(raised, error) or self._is_made_of_scope(raised, error):
                 self._end = raised
             elif isinstance(raised, Exception):
                 attach(error, raised)
+
+    def _is_made_of_scope(self, raised: BaseException, error: BaseException) -> bool:
+        """Whether a context manager made an error of the cancellation by a scope of its own."""
+        foreign = not self._cancelled and self._runtime.is_cancellation(error)
+        return foreign and isinstance(raised, Exception)
 
     async def _drive_closing(self, error: BaseException | None) -> bool:
         swallowed: bool = await drive(_here, partial(self._source.close, error))
@@ -231,17 +311,24 @@ class OwnedSource(Carrier):
         self._over = True
         for waiter in (self._reader, *self._joiners):
             _wake(waiter)
+        self._closed()
 
     # ---- the consumer's side
 
-    async def start(self) -> Any:
+    async def start(self, read_up: ReadUp) -> Held:
+        """Open the source and read it up to the line; a source that fails is closed first."""
         self._child = self._runtime.spawn(self._own, self._on_end)
         try:
-            first = await self.read()
-        except StopAsyncIteration:
-            return ENDED
+            held = await read_up(self.read)
+        except GeneratorExit:  # nothing may be awaited any more
+            self.abandon()
+            raise
+        except BaseException as error:
+            if not self._over and not self._closing:  # not the source failed, but who read it
+                await close_after(self, error)
+            raise
         self._started = True
-        return first
+        return held
 
     async def read(self) -> Any:
         if not self._over:
@@ -286,8 +373,9 @@ class OwnedSource(Carrier):
             self._close_error = end
         return StopAsyncIteration()
 
-    async def close(self, error: BaseException | None = None, *, shielded: bool = False) -> bool:  # noqa: ARG002
+    async def close(self, error: BaseException | None = None, *, shielded: bool = False) -> bool:
         if not self._over:
+            self._told = error
             self._closing = True
             _wake(self._owner)
             try:
@@ -330,8 +418,7 @@ class OwnedSource(Carrier):
             if not isinstance(error, TimeoutError):
                 raise
 
-    def interrupt(self) -> bool:
-        """Close for another task while a chunk is being waited for; False if that is happening already."""
+    def interrupt(self) -> bool | None:
         if self._leaving:
             return False
         self._closing = True
@@ -344,14 +431,15 @@ class OwnedSource(Carrier):
 
     def abandon(self) -> None:
         self._closing = True
-        _wake(self._owner)
+        if not _wake(self._owner):
+            self._closed()  # as far as it ever will be: its event loop is gone
         if self._reader is not None:
             self._child.cancel_soon()
 
 
-def _wake(waiter: Waiter | None) -> None:
-    if waiter is not None:
-        waiter.wake()
+def _wake(waiter: Waiter | None) -> bool:
+    """Wake somebody, if anybody waits; false if that can't be reached any more."""
+    return waiter is None or waiter.wake()
 
 
 #: Takes a step in the context one is in: an owner task has one of its own already. It leaves no
@@ -363,10 +451,20 @@ _here: Callable[..., Any] = operator.call
 
 
 @coroutine
-def drive(run: Callable[..., Any], call: Callable[[], Any]) -> Generator[Any, Any, Any]:
+def drive(
+    run: Callable[..., Any],
+    call: Callable[[], Any] | None = None,
+    begun: tuple[Any, Any] | None = None,
+) -> Generator[Any, Any, Any]:
     """Await `call()`, the call and each step entered through `run`, a context's.
 
     An end that nobody asked for comes out as an error: a `GeneratorExit` that was not thrown in.
+
+    Args:
+        run: Calls a function in a context.
+        call: Makes what is to be awaited.
+        begun: In place of that, what takes the steps of something that has begun, and what it waits
+            for.
     """
     steps: Any = None
     resume: Callable[[], Any] | None = None
@@ -374,7 +472,9 @@ def drive(run: Callable[..., Any], call: Callable[[], Any]) -> Generator[Any, An
     try:
         while True:
             try:
-                if resume is None:
+                if begun is not None:
+                    (steps, request), begun = begun, None
+                elif resume is None:
                     steps, request = run(_begin, call)
                 else:
                     request = resume()

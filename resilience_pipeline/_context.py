@@ -256,6 +256,36 @@ class ResilienceContext:
         self._rest = None
         return self
 
+    def fork(self, properties: Properties | None = None) -> ResilienceContext:
+        """Make another context of the same execution, for what runs beside this one or after it.
+
+        Args:
+            properties: What the fork's properties are; a copy of this context's if not given.
+        """
+        other = _new(ResilienceContext)
+        other.operation_key = self.operation_key
+        other.idempotent = self.idempotent
+        other.attempt = self.attempt
+        other.pipeline_name = self.pipeline_name
+        other._find_runtime = self._find_runtime
+        other._fn = self._fn
+        other._args = self._args
+        other._stream = self._stream
+        other._invocations = self._invocations
+        other._history = None
+        other._rest = self._rest
+        other._mark = self.execution  # its rejections are this execution's own
+        other._properties = Properties(self.written) if properties is None else properties
+        return other
+
+    @property
+    def written(self) -> dict[PropertyKey[Any], Any]:
+        """The properties as a plain mapping, empty where none was ever written."""
+        try:
+            return self._properties._values
+        except AttributeError:
+            return {}
+
     def end(self) -> None:
         """Let go of the execution, so that a context kept by the caller keeps nothing alive."""
         self._fn = None

@@ -9,6 +9,7 @@
     │  ├─ TimeoutRejectedError     the time limit passed (also a builtin TimeoutError)
     │  ├─ RateLimiterRejectedError
     │  └─ ConcurrencyLimiterRejectedError
+    ├─ ResumeError                 a resumed stream is not the one that was delivered before
     ├─ MisuseError                 a programming mistake (also a TypeError)
     └─ OptionsError                bad options (also a ValueError)
 
@@ -103,6 +104,14 @@ class RateLimiterRejectedError(ExecutionRejectedError):
 
 class ConcurrencyLimiterRejectedError(ExecutionRejectedError):
     """As many calls as allowed are running, and the queue is full or the wait took too long."""
+
+
+class ResumeError(ResilienceError):
+    """A stream that was run again after a failure is not the stream that was delivered before.
+
+    It ended before it got to where it had failed, or began with other chunks. `__cause__` is the
+    failure. Not handled by default.
+    """
 
 
 class MisuseError(ResilienceError, TypeError):

@@ -70,6 +70,14 @@ def to_seconds_or_none(value: Duration | None) -> float | None:
     return None if value is None else to_seconds(value)
 
 
+def to_signed_seconds(value: Duration) -> float:
+    """Convert a duration that may be negative."""
+    try:
+        return seconds(value, allow_negative=True)
+    except ValueError:
+        return cast(float, bad(value, f"{DURATION_FORMS}; or a negative number"))
+
+
 def to_name(value: str | None) -> str:
     """Take a strategy's name; `None` becomes the name of its class, see `checked`."""
     return cast(str, value)
@@ -102,15 +110,17 @@ def rule(check: Rule) -> dict[str, Any]:
     return {"rule": check}
 
 
-def count(*, minimum: int, infinite: bool = False) -> dict[str, Any]:
-    """Say that the option is a whole number of at least `minimum` (or, if so said, infinite)."""
+def count(*, minimum: int, maximum: float = math.inf, infinite: bool = False) -> dict[str, Any]:
+    """Say that the option is a whole number within bounds (or, if so said, infinite)."""
     expected = f"a whole number of at least {minimum}" + (" or math.inf" if infinite else "")
+    if maximum < math.inf:
+        expected = f"a whole number from {minimum} to {maximum}"
 
     def check(value: Any) -> str | None:
         if infinite and isinstance(value, float) and value == math.inf:
             return None
         whole = isinstance(value, int) and not isinstance(value, bool)
-        return None if whole and value >= minimum else expected
+        return None if whole and minimum <= value <= maximum else expected
 
     return rule(check)
 
@@ -228,7 +238,7 @@ def _raise_problems(options: Any) -> None:
     for coroutine in coroutines:
         coroutine.close()
     kind = MisusedOptionError if coroutines else OptionsError
-    headline = f"bad options for {type(options).__name__}: "
+    headline = f"bad options for {getattr(options, 'options_of', type(options).__name__)}: "
     raise kind(headline + "; ".join(problems), tuple(problems))
 
 

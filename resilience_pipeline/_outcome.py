@@ -31,7 +31,7 @@ class Attempt:
         outcome: What it came to; `None` for a try that was cancelled because another one won.
         duration: How long it ran, in seconds.
         delay: Seconds waited before it; 0 before the first.
-        hedged: Whether it was started beside another one that was still running.
+        hedged: Whether it was a hedge: started by hedging in addition to the first.
     """
 
     number: int

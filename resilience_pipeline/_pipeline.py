@@ -29,7 +29,9 @@ from attrs import evolve, frozen
 from typing_extensions import ParamSpec, TypeVar, TypeVarTuple
 
 from ._context import History, ResilienceContext, Rest, begun, enter, leave, reset
+from ._durations import Duration
 from ._errors import MisuseError
+from ._line import PLAIN, Line, StreamOptions
 from ._options import written
 from ._outcome import Attempt, Failure, Outcome, Rejected, Success
 from ._stream import ResilienceStream, StreamExecution, StreamStart
@@ -188,6 +190,7 @@ class ResiliencePipeline(Generic[E_co]):
         "_head",
         "_layers",
         "_now",
+        "_runs_in_tasks",
         "instance",
         "name",
         "strategies",
@@ -204,6 +207,7 @@ class ResiliencePipeline(Generic[E_co]):
     _has_clock: bool
     _find_runtime: Callable[[], Runtime]
     _now: Callable[[], float]
+    _runs_in_tasks: bool
 
     def __init__(
         self,
@@ -220,6 +224,7 @@ class ResiliencePipeline(Generic[E_co]):
         set_once("name", name)
         set_once("instance", instance)
         set_once("strategies", tuple(s for layer in layers for s in layer.strategies))
+        set_once("_runs_in_tasks", any(map(_runs_in_tasks, self.strategies)))
         set_once("_head", head)
         set_once("_layers", layers)
         set_once("_close_timeout", close_timeout)
@@ -337,6 +342,10 @@ class ResiliencePipeline(Generic[E_co]):
         operation_key: str | None = None,
         idempotent: bool = True,
         context: ResilienceContext | None = None,
+        commit_when: Callable[[T], object] | None = None,
+        max_held: int = 64,
+        idle_timeout: Duration | None = None,
+        total_timeout: Duration | None = None,
     ) -> ResilienceStream[T]:
         """Guard a stream up to its first chunk, then hand it to the caller.
 
@@ -350,21 +359,41 @@ class ResiliencePipeline(Generic[E_co]):
             operation_key: As for `execute`.
             idempotent: As for `execute`.
             context: As for `execute`.
+            commit_when: Function or coroutine function of a chunk that draws the line later than at
+                the first chunk: at the first one for which it gives a true value. Chunks before it
+                are held back, then delivered in order, and dropped when the attempt fails.
+            max_held: Number of held chunks, at least 1, with which the stream is committed anyway.
+            idle_timeout: Longest time in seconds (any duration form) that the consumer waits for
+                a chunk after the first one; `None` or `math.inf` for no limit.
+            total_timeout: Longest time in seconds from the first pull to the end, before and after
+                the line; `None` or `math.inf` for no limit.
 
         Raises:
             MisuseError: `factory` can't be called.
+            OptionsError: One or more options have bad values.
+            TimeoutRejectedError: (while the stream is read) a limit passed. Past the line and for
+                `total_timeout` that is final; between held chunks it fails the attempt.
         """
         _check_callable(factory, "execute_stream")
         if context is not None:
             _check_context(context)
+        options = PLAIN
+        if (commit_when, max_held, idle_timeout, total_timeout) != (None, 64, None, None):
+            options = StreamOptions(
+                commit_when=commit_when,
+                max_held=max_held,
+                idle_timeout=idle_timeout,
+                total_timeout=total_timeout,
+            )
         close_timeout, head, name = self._close_timeout, self._head, self.name
-        find_runtime = self._find_runtime
+        find_runtime, owned = self._find_runtime, self._runs_in_tasks
 
         def start() -> StreamStart:
             mine = ResilienceContext(operation_key, idempotent) if context is None else context
             mine.begin(name, find_runtime, factory, args)
-            mine._stream = execution = StreamExecution(close_timeout)
-            return StreamStart(mine, execution, head)
+            line = Line(options, mine)
+            mine._stream = execution = StreamExecution(close_timeout, owned, line)
+            return StreamStart(mine, execution, line, head)
 
         return ResilienceStream(start)
 
@@ -446,6 +475,10 @@ class ResiliencePipeline(Generic[E_co]):
 
 def _makes_attempts(strategy: object) -> bool:
     return getattr(strategy, "makes_attempts", False)
+
+
+def _runs_in_tasks(strategy: object) -> bool:
+    return getattr(strategy, "runs_in_tasks", False)
 
 
 def _is(test: Callable[[Any], bool], fn: Any) -> bool:

@@ -24,6 +24,7 @@ from ._errors import (
     MisusedOptionError,
     MisuseError,
     OptionsError,
+    ResumeError,
     TimeoutRejectedError,
 )
 from ._options import bad, written
@@ -352,7 +353,7 @@ def _is_plain(kind: type[BaseException]) -> bool:
         kind.__getattribute__ in _PLAIN_ACCESS
         and not hasattr(kind, "__getattr__")
         and not any(hasattr(kind, clue) for clue in _CLUES)
-        and not issubclass(kind, ExecutionRejectedError | MisuseError)
+        and not issubclass(kind, ExecutionRejectedError | MisuseError | ResumeError)
         and not _is_future_cancellation(kind)
     )
     if len(_plain_types) >= _PLAIN_TYPES_LIMIT:
@@ -375,10 +376,10 @@ def says_nothing(error: BaseException) -> bool:
 
 
 def is_permanent(error: Exception) -> bool:
-    """Whether a repetition cannot help: a 4xx other than 408 and 429, or a cancelled future."""
+    """Whether a repetition cannot help: a 4xx other than 408 and 429, say, or a cancelled future."""
     if says_nothing(error):
         return False
-    if isinstance(error, MisuseError) or _is_future_cancellation(type(error)):
+    if isinstance(error, MisuseError | ResumeError) or _is_future_cancellation(type(error)):
         return True
     status = http_status(error)
     if status is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterable, Awaitable, Callable
+from types import AsyncGeneratorType
 from typing import Any, cast
 
 from ._errors import MisuseError
@@ -52,6 +53,15 @@ class Source:
             self.anext = self._iterator.__anext__
         except StopAsyncIteration as stray:
             raise stray_error(stray) from stray
+
+    def generator_anext(self) -> Callable[[], Any] | None:
+        """The iterator's `__anext__` if it is an async generator of Python's own."""
+        return self.anext if type(self._iterator) is AsyncGeneratorType else None
+
+    @property
+    def athrow(self) -> Callable[[BaseException], Awaitable[Any]] | None:
+        """The iterator's own `athrow`, if it is a generator."""
+        return getattr(self._iterator, "athrow", None)
 
     async def close(self, error: BaseException | None = None) -> bool:
         """Close the iterator, the iterable and the context manager, as far as there are any.

@@ -16,6 +16,7 @@ from resilience_pipeline import (
     ConcurrencyLimiterRejectedError,
     Failure,
     Fallback,
+    Hedging,
     RateLimiter,
     RateLimiterRejectedError,
     Rejected,
@@ -87,6 +88,7 @@ def made(name: str) -> Strategy[Any]:
         "CircuitBreaker": lambda: CircuitBreaker(should_handle=ConnectionError),
         "Timeout": lambda: Timeout(10),
         "Fallback": lambda: Fallback(fallback_value="substitute", should_handle=ConnectionError),
+        "Hedging": lambda: Hedging(should_handle=ConnectionError),
         "ConcurrencyLimiter": lambda: ConcurrencyLimiter(5),
         "RateLimiter": lambda: RateLimiter(TokenBucket(50, 1)),
     }

@@ -19,12 +19,12 @@ ROOT = Path(resilience_pipeline.__file__).parent
 #: is a list of groups that don't see each other; rooms of one group may.
 LEVELS: list[list[set[str]]] = [
     [{"_errors"}],
-    [{"_durations", "_locks"}],
+    [{"_durations", "_locks", "_digest"}],
     [{"_options"}],
     [{"_context", "_outcome"}],
     [{"telemetry", "_predicates"}],
     [{"strategies"}, {"runtime"}],
-    [{"_stream", "_carriers", "_source"}],
+    [{"_stream", "_carriers", "_line", "_resuming", "_source"}],
     [{"_pipeline"}],
     [{"_builder"}],
     [{"_registry"}],
@@ -55,6 +55,8 @@ PURE = [
     "strategies._rolling_window",
     "strategies._breaker_state",
     "strategies._buckets",
+    "strategies._percentile_delay",
+    "_digest",
     "_durations",
     "_outcome",
 ]

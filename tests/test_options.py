@@ -21,8 +21,10 @@ from resilience_pipeline import (
     ConcurrencyLimiter,
     Fallback,
     FixedWindow,
+    Hedging,
     MisuseError,
     OptionsError,
+    PercentileDelay,
     RateLimiter,
     Retry,
     SlidingWindow,
@@ -84,6 +86,15 @@ DURATIONS: list[tuple[Any, Any]] = [
 ]
 DURATION: Kind = ([*DURATIONS, (0, 0.0)], [*NO_DURATIONS, None])
 DURATION_OR_NONE: Kind = ([*DURATIONS, (0, 0.0), (None, None)], NO_DURATIONS)
+SIGNED: Kind = (
+    [*DURATIONS, (0, 0.0), (-1, -1.0), (-0.5, -0.5), (timedelta(seconds=-1), -1.0)],
+    [
+        *(each for each in NO_DURATIONS if not isinstance(each, int | float | timedelta)),
+        True,
+        math.nan,
+        None,
+    ],
+)
 ZERO_DURATIONS: list[Any] = [0, 0.0, "0s", timedelta()]
 POSITIVE: Kind = (DURATIONS, [*NO_DURATIONS, None, *ZERO_DURATIONS])
 FUNCTION: Kind = (
@@ -92,6 +103,9 @@ FUNCTION: Kind = (
 )
 NAME: Kind = ([("x", "x")], [3, b"x", ["x"], True])
 NO_COUNTS = [1.5, 3.0, True, False, "3", None, math.nan, -math.inf, [1]]
+
+
+PERCENTILE = PercentileDelay(0.95)
 
 
 def count(minimum: int, *, infinite: bool = False) -> Kind:
@@ -131,6 +145,10 @@ OPTIONS: dict[Callable[..., Any], dict[str, Kind]] = {
         "respect_retry_after": BOOLEAN,
         "max_retry_after": DURATION,
         "max_elapsed": DURATION_OR_NONE,
+        "resumable": (
+            [(True, True), (False, False), (hook, hook), (async_hook, async_hook)],
+            [0, 1, None, "yes"],
+        ),
         "name": NAME,
     },
     CircuitBreaker: {
@@ -162,10 +180,27 @@ OPTIONS: dict[Callable[..., Any], dict[str, Kind]] = {
         "on_fallback": FUNCTION,
         "name": NAME,
     },
+    Hedging: {
+        "max_hedged_attempts": ([(1, 1), (10, 10)], [0, 11, -1, *NO_COUNTS, math.inf]),
+        "delay": SIGNED,
+        "delay_generator": ([*FUNCTION[0], (PERCENTILE, PERCENTILE)], FUNCTION[1]),
+        "should_handle": PREDICATE,
+        "action_generator": FUNCTION,
+        "on_hedging": FUNCTION,
+        "name": NAME,
+    },
+    PercentileDelay: {
+        "percentile": ([(0.5, 0.5), (0.99, 0.99)], [0, 1, -0.1, 95, math.nan, True, "0.9", None]),
+        "min": ([*DURATIONS, (0, 0.0)], [*NO_DURATIONS, None]),
+        "max": ([*DURATIONS, (0, 0.0)], [*NO_DURATIONS, None]),
+        "window": count(20),
+        "initial": ([*DURATIONS, (0, 0.0)], [*NO_DURATIONS, None]),
+    },
     ConcurrencyLimiter: {
         "permit_limit": count(1),
         "queue_limit": count(0, infinite=True),
         "max_wait": DURATION_OR_NONE,
+        "hold_streams": BOOLEAN,
         "on_rejected": FUNCTION,
         "name": NAME,
     },
@@ -199,6 +234,7 @@ REQUIRED: dict[Callable[..., Any], dict[str, Any]] = {
     Fallback: {"fallback_action": hook},
     ConcurrencyLimiter: {"permit_limit": 1},
     RateLimiter: {"limiter": LIMIT},
+    PercentileDelay: {"percentile": 0.9},
     TokenBucket: {"capacity": 1, "refill_rate": 1},
     FixedWindow: {"permits": 1, "window": 1},
     SlidingWindow: {"permits": 1, "window": 1},
@@ -350,6 +386,7 @@ def test_defaults() -> None:
         "respect_retry_after": True,
         "max_retry_after": 60.0,
         "max_elapsed": None,
+        "resumable": False,
         "name": "Retry",
     }
     assert attrs.asdict(breaker, filter=lambda field, _: field.name != "should_handle") == {
@@ -368,6 +405,18 @@ def test_defaults() -> None:
     limiter, rate = ConcurrencyLimiter(1), RateLimiter(LIMIT)
     assert (limiter.queue_limit, limiter.max_wait, limiter.on_rejected) == (0, None, None)
     assert (rate.queue_limit, rate.max_wait, rate.on_rejected) == (0, None, None)
+    assert limiter.hold_streams is False
+    hedging, percentile = Hedging(), PercentileDelay(0.9)
+    assert attrs.asdict(hedging, filter=lambda field, _: field.name != "should_handle") == {
+        "max_hedged_attempts": 1,
+        "delay": 2.0,
+        "delay_generator": None,
+        "action_generator": None,
+        "on_hedging": None,
+        "name": "Hedging",
+    }
+    assert hedging.should_handle is retry.should_handle
+    assert attrs.astuple(percentile) == (0.9, 0.0, math.inf, 1000, 2.0)
     assert (TokenBucket(1, 1).per, SlidingWindow(1, 1).segments) == (1.0, 10)
 
 
@@ -378,6 +427,7 @@ POSITIONAL = {
     Fallback: ["fallback_action"],
     ConcurrencyLimiter: ["permit_limit", "queue_limit"],
     RateLimiter: ["limiter"],
+    PercentileDelay: ["percentile"],
     TokenBucket: ["capacity", "refill_rate", "per"],
     FixedWindow: ["permits", "window"],
     SlidingWindow: ["permits", "window", "segments"],

@@ -93,11 +93,16 @@ class AnyioRuntime(Runtime):
         trio.lowlevel.spawn_system_task(child.run, fn, ended, context=copy_context())
         return child
 
-    def spawner(self) -> Callable[[Callable[[], Coroutine[Any, Any, None]]], None]:
+    async def first_steps(self) -> None:
+        # Those that are ready run in any order, so that the first turn may come before theirs.
+        await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint()
+
+    def spawner(self) -> Callable[[Callable[[], Coroutine[Any, Any, None]]], bool]:
         token = trio.lowlevel.current_trio_token()
 
-        def spawn_from_anywhere(fn: Callable[[], Coroutine[Any, Any, None]]) -> None:
-            _call_in_run(token, lambda: trio.lowlevel.spawn_system_task(fn))
+        def spawn_from_anywhere(fn: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+            return _call_in_run(token, lambda: trio.lowlevel.spawn_system_task(fn))
 
         return spawn_from_anywhere
 
@@ -205,10 +210,11 @@ def _holds_cancelled(error: BaseException) -> bool:
 
 
 class _TrioInterruption(Interruption):
-    __slots__ = ("_scope", "_token")
+    __slots__ = ("_scope", "_task", "_token")
 
     def __init__(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
+        self._task = trio.lowlevel.current_task()
         self._scope = trio.CancelScope()
 
     async def guard(self, call: Callable[[C], Awaitable[T]], argument: C) -> T:
@@ -219,12 +225,12 @@ class _TrioInterruption(Interruption):
     def interrupt(self) -> None:
         _call_in_run(self._token, self._scope.cancel)
 
-    def confirm(self, error: BaseException | None) -> bool:  # noqa: ARG002
+    async def confirm(self, error: BaseException | None) -> bool:  # noqa: ARG002
         # After `guard` chunks come from owner tasks, and a reader is simply told the end.
         return False
 
     def is_mine(self) -> bool:
-        return True
+        return trio.lowlevel.current_task() is self._task
 
 
 class _TrioChild(Child):

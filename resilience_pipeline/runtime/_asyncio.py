@@ -208,7 +208,10 @@ class AsyncioRuntime(Runtime):
         loop, task = get_running_loop(), current_task()
         assert task is not None
         shield = Shield(loop, task)
-        timer = _start_timer(self.clock, loop, timeout, shield.expire)
+        # A timer for what never comes would have a clock that jumps jump there.
+        timer = (
+            _start_timer(self.clock, loop, timeout, shield.expire) if timeout < FOREVER else None
+        )
         try:
             result = await shield.run(fn)
         except GeneratorExit:
@@ -220,12 +223,17 @@ class AsyncioRuntime(Runtime):
                 raise TimeoutError(msg) from error
             raise
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
         shield.raise_held()
         return result
 
     def is_cancellation(self, error: BaseException) -> bool:
         return isinstance(error, CancelledError)
+
+    def is_cancelled(self) -> bool:
+        task = current_task()
+        return task is None or task.cancelling() > 0
 
     def waiter(self) -> Waiter:
         return _AsyncioWaiter(get_running_loop(), self.clock)
@@ -242,12 +250,19 @@ class AsyncioRuntime(Runtime):
         task.add_done_callback(lambda _: ended())
         return _AsyncioChild(loop, task)
 
-    def spawner(self) -> Callable[[Callable[[], Coroutine[Any, Any, None]]], None]:
+    def first_steps(self) -> Awaitable[None]:
+        # Tasks run in the order in which they became ready.
+        return _checkpoint()
+
+    def spawner(self) -> Callable[[Callable[[], Coroutine[Any, Any, None]]], bool]:
         loop = get_running_loop()
 
-        def spawn_from_anywhere(fn: Callable[[], Coroutine[Any, Any, None]]) -> None:
-            if not loop.is_closed():
+        def spawn_from_anywhere(fn: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+            try:
                 loop.call_soon_threadsafe(lambda: _keep(loop.create_task(fn())))
+            except RuntimeError:  # the loop has been closed
+                return False
+            return True
 
         return spawn_from_anywhere
 
@@ -395,25 +410,33 @@ class _AsyncioInterruption(Interruption):
         try:
             result = await call(argument)
         except CancelledError as error:
-            if self.confirm(error):
+            if await self.confirm(error):
                 raise DeadlineReached from error
             raise
         except BaseException:
-            self.confirm(None)
+            await self.confirm(None)
             raise
-        self.confirm(None)
+        await self.confirm(None)
         return result
 
     def interrupt(self) -> None:
         self._fired = True
         self._task.cancel()
 
-    def confirm(self, error: BaseException | None) -> bool:
+    async def confirm(self, error: BaseException | None) -> bool:
         if not self._fired:
             return False
         self._fired = False
-        alone = self._task.uncancel() <= self._cancelling
-        return alone and isinstance(error, CancelledError)
+        task: Any = self._task
+        alone: bool = task.uncancel() <= self._cancelling
+        if isinstance(error, CancelledError):
+            return alone
+        if alone and task._must_cancel:
+            # The task has interrupted itself, and not waited since. What is due at its next wait,
+            # and not taken back with the request before 3.13, has to come out of this one.
+            with suppress(CancelledError):
+                await _checkpoint()
+        return False
 
     def is_mine(self) -> bool:
         return current_task() is self._task

@@ -90,8 +90,8 @@ class Interruption(ABC):
         """Cancel what the task is doing, from another task of the same loop."""
 
     @abstractmethod
-    def confirm(self, error: BaseException | None) -> bool:
-        """Whether `error`, raised outside of `guard`, is the interruption alone; takes it back."""
+    async def confirm(self, error: BaseException | None) -> bool:
+        """Take the interruption back; whether `error`, raised outside of `guard`, is that alone."""
 
     @abstractmethod
     def is_mine(self) -> bool:
@@ -164,12 +164,16 @@ class Runtime(ABC):
         """Run `fn()` in this very task, holding the caller's cancellation back meanwhile.
 
         A cancellation that was held back comes out afterwards. After `timeout` seconds what runs is
-        cancelled once and nothing is held back any more.
+        cancelled once and nothing is held back any more; `math.inf` for no such limit.
         """
 
     @abstractmethod
     def is_cancellation(self, error: BaseException) -> bool:
         """Whether `error` is how a cancellation of the task it was raised in shows."""
+
+    def is_cancelled(self) -> bool:
+        """Whether somebody wants the calling task cancelled; true where that can't be told."""
+        return True
 
     def carried(self, error: BaseException) -> BaseException:
         """Give what another task is to raise for an error that ended one."""
@@ -195,5 +199,12 @@ class Runtime(ABC):
         """
 
     @abstractmethod
-    def spawner(self) -> Callable[[Callable[[], Coroutine[Any, Any, None]]], None]:
-        """Make a function that starts a task in this event loop from anywhere, finalisers included."""
+    def first_steps(self) -> Awaitable[None]:
+        """Let every task spawned so far run until it waits for something, or ends."""
+
+    @abstractmethod
+    def spawner(self) -> Callable[[Callable[[], Coroutine[Any, Any, None]]], bool]:
+        """Make a function that starts a task in this event loop from anywhere, finalisers included.
+
+        It tells whether it could: an event loop that has been closed starts nothing any more.
+        """

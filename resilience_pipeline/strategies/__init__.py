@@ -18,6 +18,8 @@ from ._circuit_breaker import (
 )
 from ._concurrency_limiter import ConcurrencyLimiter, ConcurrencyLimiterRejectedEvent
 from ._fallback import Fallback, FallbackEvent
+from ._hedging import Hedging, HedgingActionEvent, HedgingDelayEvent, HedgingEvent
+from ._percentile_delay import PercentileDelay
 from ._rate_limiter import (
     FixedWindow,
     RateLimiter,
@@ -26,7 +28,7 @@ from ._rate_limiter import (
     SupportsRateLimit,
     TokenBucket,
 )
-from ._retry import Retry, RetryDelayEvent, RetryEvent
+from ._retry import Retry, RetryDelayEvent, RetryEvent, RetryResumeEvent
 from ._timeout import Timeout, TimeoutEvent, TimeoutGeneratorEvent
 
 __all__ = [
@@ -43,11 +45,17 @@ __all__ = [
     "FallbackEvent",
     "FixedWindow",
     "Handler",
+    "Hedging",
+    "HedgingActionEvent",
+    "HedgingDelayEvent",
+    "HedgingEvent",
+    "PercentileDelay",
     "RateLimiter",
     "RateLimiterRejectedEvent",
     "Retry",
     "RetryDelayEvent",
     "RetryEvent",
+    "RetryResumeEvent",
     "Site",
     "SlidingWindow",
     "Strategy",

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast
 
 from attrs import frozen, has
@@ -51,6 +52,10 @@ class Strategy(ABC, Generic[E_co]):
 
     #: Whether the strategy makes attempts of its own and notes them in the history.
     makes_attempts: ClassVar[bool] = False
+
+    #: Whether it runs its inside in other tasks than the caller's, which the source of a stream
+    #: must then outlive.
+    runs_in_tasks: ClassVar[bool] = False
 
     def __repr__(self) -> str:
         """Show the options that differ from their defaults, as in a call."""
@@ -103,16 +108,7 @@ class Site:
             reason: What happened, with the number that was exceeded.
             fields: Further fields of the error, `retry_after` for example.
         """
-        pipeline = "" if self.pipeline_name is None else f"pipeline {self.pipeline_name!r}, "
-        error = kind(
-            f"{pipeline}strategy {self.strategy_name!r}: {reason}",
-            pipeline_name=self.pipeline_name,
-            strategy_name=self.strategy_name,
-            operation_key=context.operation_key,
-            **fields,
-        )
-        error._execution = context.execution
-        return error
+        return rejection(kind, context, self.pipeline_name, self.strategy_name, reason, **fields)
 
     async def discard(self, context: ResilienceContext, result: Any) -> None:
         """Close a result that nobody will receive; errors of closing are swallowed."""
@@ -120,6 +116,32 @@ class Site:
             await context._stream.discard(result)
         elif _closer(result) is not None:
             await close_shielded(context, result, self.close_timeout)
+
+
+def rejection(
+    kind: type[X],
+    context: ResilienceContext,
+    pipeline_name: str | None,
+    strategy_name: str,
+    reason: str,
+    **fields: Any,
+) -> X:
+    """Make an execution's own rejection; see `Site.reject`."""
+    error = kind(
+        f"{origin(pipeline_name, strategy_name)}: {reason}",
+        pipeline_name=pipeline_name,
+        strategy_name=strategy_name,
+        operation_key=context.operation_key,
+        **fields,
+    )
+    error._execution = context.execution
+    return error
+
+
+def origin(pipeline_name: str | None, strategy_name: str) -> str:
+    """Say where an error comes from, as the head of its message."""
+    pipeline = "" if pipeline_name is None else f"pipeline {pipeline_name!r}, "
+    return f"{pipeline}strategy {strategy_name!r}"
 
 
 async def close_shielded(context: ResilienceContext, subject: object, timeout: float) -> None:
@@ -231,3 +253,22 @@ def outcome_of(
     if error is None:
         return context.outcome_of_result(result)
     return context.outcome_of_error(error)
+
+
+def refuse_one_shot_arguments(context: ResilienceContext, error: Exception | None) -> None:
+    """Refuse to run the callback again on an argument that the first run has used up."""
+    fn: Any = context._fn
+    arguments: list[object] = list(context._args)
+    while isinstance(fn, partial):
+        arguments += [*fn.args, *fn.keywords.values()]
+        fn = fn.func
+    for argument in arguments:
+        if isinstance(argument, _ONE_SHOT):
+            msg = (
+                f"a second attempt would run on an exhausted argument, {argument!r}: pass a list or "
+                f"a function that makes it, or use idempotent=False"
+            )
+            raise MisuseError(msg) from error
+
+
+_ONE_SHOT = (GeneratorType, AsyncGeneratorType, CoroutineType)

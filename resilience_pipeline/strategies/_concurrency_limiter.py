@@ -21,7 +21,7 @@ from attrs import field, frozen
 from .._context import ResilienceContext
 from .._errors import ConcurrencyLimiterRejectedError
 from .._locks import Lock
-from .._options import checked, count, function, text_or_none, to_name, to_seconds_or_none
+from .._options import boolean, checked, count, function, text_or_none, to_name, to_seconds_or_none
 from ._base import Handler, Site, Strategy, run_hook
 from ._waiters import WaiterQueue
 
@@ -43,13 +43,15 @@ class ConcurrencyLimiter(Strategy[ConcurrencyLimiterRejectedError]):
     """Let at most `permit_limit` calls be inside at once.
 
     Further calls wait in a queue, first come first served, or are refused. A stream holds its
-    permit until its first chunk. The limit holds for all event loops together that use the
-    pipeline.
+    permit until its first chunk, or to its end and close. The limit holds for all event loops
+    together that use the pipeline.
 
     Args:
         permit_limit: Calls inside at once, at least 1.
         queue_limit: Calls that may wait, at least 0; `math.inf` never refuses.
         max_wait: Longest time in the queue in seconds (any duration form); `None` for no limit.
+        hold_streams: Whether a stream keeps its permit until it has been closed, which its end does
+            too.
         on_rejected: Hook called with a `ConcurrencyLimiterRejectedEvent` before the error is
             raised.
         name: Name for events and errors.
@@ -61,6 +63,7 @@ class ConcurrencyLimiter(Strategy[ConcurrencyLimiterRejectedError]):
     permit_limit: int = field(metadata=count(minimum=1))
     queue_limit: float = field(default=0, metadata=count(minimum=0, infinite=True))
     max_wait: float | None = field(default=None, kw_only=True, converter=to_seconds_or_none)
+    hold_streams: bool = field(default=False, kw_only=True, metadata=boolean())
     on_rejected: Callable[[ConcurrencyLimiterRejectedEvent], object] | None = field(
         default=None, kw_only=True, metadata=function()
     )
@@ -68,7 +71,8 @@ class ConcurrencyLimiter(Strategy[ConcurrencyLimiterRejectedError]):
 
     def bind(self, next: Handler, site: Site) -> Handler:  # noqa: A002
         """Make the handler of one pipeline, with permits of its own."""
-        return _BoundConcurrencyLimiter(self, next, site).handle
+        bound = _BoundConcurrencyLimiter(self, next, site)
+        return bound.handle_holding if self.hold_streams else bound.handle
 
 
 class _BoundConcurrencyLimiter:
@@ -94,6 +98,26 @@ class _BoundConcurrencyLimiter:
             return await self._next(context)
         finally:
             self._release()
+
+    async def handle_holding(self, context: ResilienceContext) -> Any:
+        """Do the same, but leave the permit of a stream to whoever closes that."""
+        stream = context._stream
+        if stream is None:
+            return await self.handle(context)
+        with self._lock:
+            admitted = self._free > 0
+            if admitted:
+                self._free -= 1
+        if not admitted:
+            await self._wait(context)
+        held = False
+        try:
+            result = await self._next(context)
+            held = stream.hold(result, self._release)
+            return result
+        finally:
+            if not held:
+                self._release()
 
     async def _wait(self, context: ResilienceContext) -> None:
         """Get a permit by waiting for it, or raise."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Literal, Never
 
 from attrs import field, frozen
@@ -24,6 +23,7 @@ from .._options import (
     count,
     function,
     generated_seconds,
+    rule,
     text_or_none,
     to_name,
     to_seconds,
@@ -40,7 +40,9 @@ from ._base import (
     chain,
     handles_error,
     handles_result,
+    origin,
     outcome_of,
+    refuse_one_shot_arguments,
     run_hook,
 )
 
@@ -79,6 +81,28 @@ class RetryEvent:
     duration: float
 
 
+@frozen(kw_only=True, eq=False)
+class RetryResumeEvent:
+    """What a function given as a retry's `resumable` is given.
+
+    Attributes:
+        context: The execution's context.
+        delivered: Number of chunks that the consumer has got, at least 1.
+        last_chunk: The last of them.
+        outcome: What the stream failed with.
+    """
+
+    context: ResilienceContext
+    delivered: int
+    last_chunk: Any
+    outcome: Success[Any] | Rejected[Any] | Failure
+
+
+def _is_resumable(value: object) -> str | None:
+    good = isinstance(value, bool) or callable(value)
+    return None if good else "True, False, or a function that gives a factory"
+
+
 @checked
 @frozen(repr=False)
 class Retry(Strategy[Never]):
@@ -110,6 +134,11 @@ class Retry(Strategy[Never]):
             does the demand, as the error's `retry_after`.
         max_elapsed: No retry starts later than this after the first attempt began; `None` for no
             limit.
+        resumable: For streams: what to do when one fails after its first chunk. `False` lets the
+            error out. `True` runs it again and skips what was delivered, by position and checked
+            against a digest of that; a run that differs or ends short of it raises `ResumeError`. A
+            function of a `RetryResumeEvent` gives a factory without arguments that goes on where
+            the last one failed. Attempts and delays are counted over the whole stream.
         name: Name for events and errors.
 
     Raises:
@@ -139,11 +168,15 @@ class Retry(Strategy[Never]):
     respect_retry_after: bool = field(default=True, kw_only=True, metadata=boolean())
     max_retry_after: float = field(default=60.0, kw_only=True, converter=to_seconds)
     max_elapsed: float | None = field(default=None, kw_only=True, converter=to_seconds_or_none)
+    resumable: bool | Callable[[RetryResumeEvent], Any] = field(
+        default=False, kw_only=True, metadata=rule(_is_resumable)
+    )
     name: str = field(default=None, kw_only=True, converter=to_name, metadata=text_or_none())
 
     def bind(self, next: Handler, site: Site) -> Handler:  # noqa: A002
         """Make the handler of one pipeline."""
-        return _BoundRetry(self, next, site).handle
+        bound = _BoundRetry(self, next, site)
+        return bound.handle if self.resumable is False else bound.handle_resumable
 
 
 class _BoundRetry:
@@ -160,9 +193,19 @@ class _BoundRetry:
             self._timed or options.delay_generator or options.should_handle.sees_results
         )
 
-    async def handle(self, context: ResilienceContext) -> Any:
+    async def handle_resumable(self, context: ResilienceContext) -> Any:
+        """Do the same for a call; a stream goes on where it fails later."""
+        stream = context._stream
+        if stream is None:
+            return await self.handle(context)
+        run = _Run(self, context)
+        result = await self.handle(context, run)
+        return stream.resumable(result, _Resumption(self, run, context))
+
+    async def handle(self, context: ResilienceContext, run: _Run | None = None) -> Any:
         # A plain run that succeeds at once needs no notes, and making them would double its cost.
-        run = None if self._plain and context._history is None else _Run(self, context)
+        plain = self._plain and context._history is None
+        run = run or (None if plain else _Run(self, context))
         invocations = context._invocations
         context.attempt = 0
         error: Exception | None = None
@@ -190,7 +233,7 @@ class _BoundRetry:
                 if not goes_on:
                     break
                 # A checkpoint also where there is nothing to wait.
-                await context.runtime.sleep(run.delay)
+                await run.pause(error)
             if error is None:
                 return result
             raise error
@@ -209,6 +252,8 @@ class _Run:
     Attributes:
         is_plain: Whether nobody has to be asked or told, a history included.
         delay: Seconds to wait before the next attempt.
+        delivered: Of a stream that is being resumed, how many chunks the consumer has got;
+            `last_chunk` is the last of them.
         invocations: How often the callback had been invoked when the attempt began.
     """
 
@@ -223,8 +268,10 @@ class _Run:
         "_started",
         "_timed",
         "delay",
+        "delivered",
         "invocations",
         "is_plain",
+        "last_chunk",
     )
 
     def __init__(self, retry: _BoundRetry, context: ResilienceContext) -> None:
@@ -236,6 +283,8 @@ class _Run:
         self.is_plain = retry._plain and context._history is None
         self.delay = 0.0
         self.invocations = 0
+        self.delivered = 0
+        self.last_chunk: Any = None
         # Readings of the clock and the history, for those who ask.
         self._timed = retry._timed or context._history is not None
         self._started = self._began = self._site.now() if self._timed else 0.0
@@ -250,6 +299,38 @@ class _Run:
             self._began = self._site.now()
         if context._history is not None:
             self._recorded = context._history.count
+
+    def move_to(self, context: ResilienceContext) -> None:
+        """Go on in another context of the same execution."""
+        self._context = context
+
+    def pause(self, error: Exception | None) -> Awaitable[None]:
+        """Wait until the next attempt is due, and prepare it."""
+        resumable = self._options.resumable
+        if self.delivered and not isinstance(resumable, bool):
+            return self._pause_and_find_factory(resumable, error)
+        return self._context.runtime.sleep(self.delay)
+
+    async def _pause_and_find_factory(
+        self, resumable: Callable[[RetryResumeEvent], Any], error: Exception | None
+    ) -> None:
+        """Have the next attempt run what goes on where the last one failed."""
+        context = self._context
+        await context.runtime.sleep(self.delay)
+        event = RetryResumeEvent(
+            context=context,
+            delivered=self.delivered,
+            last_chunk=self.last_chunk,
+            outcome=outcome_of(context, error, None),
+        )
+        factory = await call_user(resumable, event)
+        if not callable(factory):
+            msg = (
+                f"resumable must give a function without arguments that makes the rest of the "
+                f"stream, got {factory!r}"
+            )
+            raise MisuseError(msg)
+        context._fn, context._args = factory, ()
 
     def goes_on_at_once(self, error: Exception | None) -> bool | None:
         """Decide about a plain run's failure; `None` if a predicate has to be awaited for it.
@@ -405,8 +486,43 @@ class _Run:
     def _refuse_one_shot_arguments(self, error: Exception | None) -> None:
         """Refuse to run the callback again on an argument that the first run has used up."""
         context = self._context
+        if self.delivered and not isinstance(self._options.resumable, bool):
+            return  # something else will be run
         if (context._args or isinstance(context._fn, partial)) and self._was_invoked():
-            _refuse_one_shot_arguments(context, error)
+            refuse_one_shot_arguments(context, error)
+
+
+class _Resumption:
+    """What a resumable retry does about a stream that has failed after its first chunk.
+
+    The same run goes on, with its attempts and its delays, in a fork of the execution's context:
+    that itself has ended with the stream's commit.
+    """
+
+    __slots__ = ("_retry", "_run", "context", "origin", "skips")
+
+    def __init__(self, retry: _BoundRetry, run: _Run, context: ResilienceContext) -> None:
+        self._retry = retry
+        self._run = run
+        self.context = context.fork(context.properties)
+        self.skips = retry._options.resumable is True
+        self.origin = origin(retry._site.pipeline_name, retry._site.strategy_name)
+        run.move_to(self.context)
+
+    async def resume(self, error: Exception, delivered: int, last_chunk: Any) -> Any:
+        """Wait and run the inside again; raises `error` when that is not to be done."""
+        run = self._run
+        run.delivered, run.last_chunk = delivered, last_chunk
+        try:
+            if not await run.goes_on(error, None):
+                raise error
+            await run.pause(error)
+            return await self._retry.handle(self.context, run)
+        except BaseException as raised:
+            chain(raised, error)
+            raise
+        finally:
+            del error
 
 
 def _keep_last_raise(error: Exception) -> None:
@@ -432,22 +548,3 @@ def _make_readable(error: Exception | None, demanded: float) -> None:
     # An HTTP client's error may have slots, or a property of this name.
     with suppress(AttributeError, TypeError):
         setattr(error, "retry_after", demanded)  # noqa: B010 - not an attribute of every exception
-
-
-def _refuse_one_shot_arguments(context: ResilienceContext, error: Exception | None) -> None:
-    """Refuse to run the callback again on an argument that the first run has used up."""
-    fn: Any = context._fn
-    arguments: list[object] = list(context._args)
-    while isinstance(fn, partial):
-        arguments += [*fn.args, *fn.keywords.values()]
-        fn = fn.func
-    for argument in arguments:
-        if isinstance(argument, _ONE_SHOT):
-            msg = (
-                f"a second attempt would run on an exhausted argument, {argument!r}: pass a list or "
-                f"a function that makes it, or use idempotent=False"
-            )
-            raise MisuseError(msg) from error
-
-
-_ONE_SHOT = (GeneratorType, AsyncGeneratorType, CoroutineType)

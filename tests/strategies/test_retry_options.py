@@ -160,7 +160,7 @@ def test_a_misspelt_option_is_a_type_error_that_suggests(misspelt: str, meant: s
             make(**options)
 
 
-@pytest.mark.parametrize("option", ["budget", "resumable"])
+@pytest.mark.parametrize("option", ["budget"])
 def test_what_does_not_exist_yet_is_refused(option: str) -> None:
     """An option of a later version is not silently ignored."""
     options: dict[str, Any] = {option: None}

@@ -378,6 +378,51 @@ async def test_a_source_may_close_its_own_stream(before: list[Any]) -> None:
         assert await drain_and_go_on(streams[0]) == before
 
 
+@pytest.mark.parametrize("waits", [True, False], ids=["after a wait", "at once"])
+@pytest.mark.parametrize("before", [[], ["a"], ["a", "b"]], ids=["first", "second", "later"])
+async def test_a_source_that_closes_its_own_stream_and_goes_on_leaves_no_cancellation(
+    before: list[Any], waits: bool
+) -> None:
+    """What it yields afterwards is dropped, and nothing of the close hits the reader later on."""
+    streams: list[ResilienceStream[Any]] = []
+    closed: list[str] = []
+
+    async def source() -> AsyncIterator[Any]:
+        try:
+            for chunk in before:
+                yield chunk
+            if waits:
+                await anyio.lowlevel.checkpoint()
+            await streams[0].aclose()
+            yield "too late"
+        finally:
+            closed.append("closed")
+
+    streams.append(B().build().execute_stream(source))
+    with anyio.fail_after(5):
+        assert await drain_and_go_on(streams[0]) == before
+        await tick(3)
+    assert closed == ["closed"]
+
+
+async def test_a_hook_that_closes_the_stream_leaves_no_cancellation() -> None:
+    """Called by a hook after whose end nothing is waited for, it ends the loop and nothing else."""
+    streams: list[ResilienceStream[Any]] = []
+
+    async def close(event: object) -> bool:
+        await streams[0].aclose()
+        return False
+
+    async def source() -> AsyncIterator[Any]:
+        yield "a"
+
+    pipeline = B().add_retry(should_handle=close).build()
+    streams.append(pipeline.execute_stream(source))
+    with anyio.fail_after(5):
+        assert await drain_and_go_on(streams[0]) == []
+        await tick(3)
+
+
 async def test_a_sources_cleanup_may_close_its_own_stream() -> None:
     """Closing is idempotent, also when it comes from what is being closed."""
     streams: list[ResilienceStream[Any]] = []

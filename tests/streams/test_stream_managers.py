@@ -176,3 +176,40 @@ async def test_a_contextlib_manager_that_lets_the_error_pass_changes_nothing() -
         await drain(B().build().execute_stream(connection))
     assert caught.value is error
     assert not hasattr(error, "__notes__")
+
+
+@pytest.mark.parametrize("chunks", [[], ["a"]], ids=["first", "later"])
+async def test_a_managers_own_time_limit_comes_out_as_it_makes_it(chunks: list[str]) -> None:
+    """The cancellation is its scope's, taken back at its exit: what comes out is the error made of it."""
+    sources = Sources([*chunks, HANG])
+
+    @asynccontextmanager
+    async def limited() -> AsyncIterator[AsyncIterator[Any]]:
+        with anyio.CancelScope() as scope:
+            limit.append(scope)
+            yield sources()
+        if scope.cancelled_caught:
+            raise TimeoutError
+
+    limit: list[anyio.CancelScope] = []
+    got: list[Any] = []
+    async with anyio.create_task_group() as tasks:
+        running = Running(collect, B().build().execute_stream(limited), got)
+        tasks.start_soon(running)
+        await tick()
+        limit[0].cancel()
+    assert (type(running.error), got, running.cancelling) == (TimeoutError, chunks, 0)
+    assert sources.open == 0
+
+
+async def test_a_manager_that_fails_when_its_caller_is_cancelled_does_not_hide_the_cancellation() -> (
+    None
+):
+    """Case ST-03: whatever its exit makes of it, a cancel that nobody took back comes out."""
+    manager = Managed(Sources([HANG])(), raises=TimeoutError("mine"))
+    async with anyio.create_task_group() as tasks:
+        running = Running(drain, B().build().execute_stream(lambda: manager))
+        tasks.start_soon(running)
+        await tick()
+        running.cancel()
+    assert running.cancelled

@@ -11,11 +11,12 @@ is asked, from outside, whether it still has all it had.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from traceback import walk_stack
 from typing import Any, Literal
 
 import anyio
@@ -30,6 +31,8 @@ from resilience_pipeline import (
     ConcurrencyLimiter,
     ExecutionRejectedError,
     Fallback,
+    Hedging,
+    HedgingActionEvent,
     OutcomeEvent,
     PropertyKey,
     RateLimiter,
@@ -55,7 +58,15 @@ Means = Literal["task", "scope", "KeyboardInterrupt", "SystemExit"]
 #: next wait, in somebody's cleanup.
 Moment = Literal["waiting", "woken", "twice"]
 
-STRATEGIES = ("Retry", "CircuitBreaker", "Timeout", "Fallback", "ConcurrencyLimiter", "RateLimiter")
+STRATEGIES = (
+    "Retry",
+    "CircuitBreaker",
+    "Timeout",
+    "Fallback",
+    "Hedging",
+    "ConcurrencyLimiter",
+    "RateLimiter",
+)
 PAIRS = tuple((outer, inner) for outer in STRATEGIES for inner in STRATEGIES)
 
 _PACKAGE = Path(resilience_pipeline.__file__).parent
@@ -153,6 +164,54 @@ class _Tap(Strategy[Any]):
         return handle
 
 
+class Visit:
+    """What a callback or a source stays within; its cleanup takes a moment.
+
+    Attributes:
+        left: Whether it was left; `cleaned`, whether its cleanup has come to its end.
+        may_be_cut: Whether the cleanup is the first that a cancellation finds.
+
+    Args:
+        owned: Whether it may be in an owner task, to which a cancellation comes while the consumer waits for its closing.
+    """
+
+    def __init__(self, *, owned: bool) -> None:
+        self._first = (Exception, GeneratorExit) if owned else Exception
+        self.left = self.cleaned = self.may_be_cut = False
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.left = True
+        self.may_be_cut = error is None or isinstance(error, self._first)
+        await checkpoint()
+        self.cleaned = True
+
+
+class _Watched(Strategy[Any]):
+    """A strategy that runs what is inside in tasks of its own, each of which is looked at as well.
+
+    Args:
+        strategy: The strategy.
+        run: Runs what is inside, in one of those tasks.
+    """
+
+    runs_in_tasks = True
+
+    def __init__(
+        self,
+        strategy: Strategy[Any],
+        run: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]],
+    ) -> None:
+        self.name = strategy.name
+        self._strategy = strategy
+        self._run = run
+
+    def bind(self, next: Handler, site: Site) -> Handler:  # noqa: A002
+        return self._strategy.bind(lambda context: self._run(partial(next, context)), site)
+
+
 class _Store:
     """A rate limit that is kept somewhere else: asking takes a moment."""
 
@@ -183,6 +242,8 @@ class World:
         self.places: list[Place] = []
         self.stages: list[str] = []
         self.cut_at: Place | str | None = None
+        self.races = "Hedging" in pair
+        self._judged_in_attempts = pair[0] == "Hedging"
         self._clock = clock
         self._now: Callable[[], float] = anyio.current_time if clock is None else clock.now
         self._sleep: Callable[[float], Awaitable[None]] = (
@@ -191,7 +252,9 @@ class World:
         self._mode = mode
         # ---- what the journey is about
         self._context = ResilienceContext()
-        self._script = iter(("bad", "error", "hang", "poison", "good", "error"))
+        # With hedging, which takes more of it in one call, there is another race, with a loser of each kind.
+        more = ("hang", "bad", "good") if self.races else ()
+        self._script = iter(("bad", "error", "hang", "poison", "good", "error", *more))
         self._call = 0
         self._substitutes = 0
         self._crowds: list[Callable[[], Awaitable[None]]] = []
@@ -207,13 +270,14 @@ class World:
         self._outside = copy_context()
         self._cuts = 0
         self._raised: BaseException | None = None
-        self._cut_on_resume = False
+        self._cut_on_resume: object = None
         self._driven: Driven[None]
         self._driven_task = 0
+        self._watched_tasks: set[int] = set()
         # ---- the books
         self._stage = "the start"
         self._late: list[str] = []
-        self._entered = self._left = self._cleaned = self._cleaning = 0
+        self._visits: list[Visit] = []
         self._things: list[Thing] = []
         self._delivered: list[object] = []
         self._evidence: object = None
@@ -256,10 +320,29 @@ class World:
                     should_handle=self._is_bad,
                     on_fallback=self._hook("on_fallback"),
                 )
+            case "Hedging":
+                # At no instant at which anything else falls due.
+                return self._hedging(delay=7.375 if position == 0 else 4.625)
             case "ConcurrencyLimiter":
-                return self._concurrency_limiter()
+                return self._concurrency_limiter(hold_streams=position == 0)
             case _:
                 return self._rate_limiter(foreign=position == 0)
+
+    def _hedging(self, *, delay: float) -> Strategy[Any]:
+        async def delay_generator(event: object) -> float | None:
+            await self.stage("delay_generator")
+            # All at once; one at a time; after the delay.
+            return {3: 0.0, 4: -1.0}.get(self._call)
+
+        hedging = Hedging(
+            max_hedged_attempts=3,
+            delay=delay,
+            should_handle=self._is_bad,
+            delay_generator=delay_generator,
+            action_generator=self._action,
+            on_hedging=self._hook("on_hedging"),
+        )
+        return _Watched(hedging, self._run_attempt)
 
     def _breaker(self) -> Strategy[Any]:
         control = CircuitBreakerControl()
@@ -282,9 +365,15 @@ class World:
         self._checks.append(lambda: self._check_breaker(tapped, control))
         return tapped
 
-    def _concurrency_limiter(self) -> Strategy[Any]:
+    def _concurrency_limiter(self, *, hold_streams: bool) -> Strategy[Any]:
         tapped = Tapped(
-            ConcurrencyLimiter(1, 1, max_wait=50, on_rejected=self._hook("on_rejected")),
+            ConcurrencyLimiter(
+                1,
+                1,
+                max_wait=50,
+                hold_streams=hold_streams,
+                on_rejected=self._hook("on_rejected"),
+            ),
             self._clock,
         )
 
@@ -339,10 +428,24 @@ class World:
         await self._pause()
 
     async def _pause(self) -> None:
-        if _journey.get() is self and not self._is_driven():
+        watched = self._is_driven() or anyio.get_current_task().id in self._watched_tasks
+        if _journey.get() is self and not watched:
             # In an owner task: the journey itself waits for it all the while.
-            self._pass(waits=False)
+            self._pass(self._driven.coroutine, waits=False)
         await checkpoint()
+
+    async def _run_attempt(self, inside: Callable[[], Awaitable[Any]]) -> Any:
+        """Run an attempt in its own task, for which the journey itself waits all the while."""
+
+        async def attempt() -> Any:
+            return await inside()
+
+        task = anyio.get_current_task().id
+        self._watched_tasks.add(task)
+        try:
+            return await self._watch(attempt())
+        finally:
+            self._watched_tasks.discard(task)
 
     def _is_driven(self) -> bool:
         return anyio.get_current_task().id == self._driven_task
@@ -357,6 +460,10 @@ class World:
     async def _limit(self, event: object) -> float | None:
         await self.stage("timeout_generator")
         return {3: 0, _CALLS - 1: None}.get(self._call, 10)
+
+    async def _action(self, event: HedgingActionEvent) -> Callable[[], Any]:
+        await self.stage("action_generator")
+        return event.callback
 
     async def _is_bad(self, event: OutcomeEvent) -> bool:
         await self.stage("should_handle")
@@ -378,13 +485,8 @@ class World:
 
     async def _callback(self) -> object:
         what = next(self._script, "good")
-        self._entered += 1
-        try:
+        async with self._visit():
             await self._act(what)
-        finally:
-            self._left += 1
-            await checkpoint()
-            self._cleaned += 1
         if what not in {"bad", "poison"}:
             return what
         self._things.append(Thing(what))
@@ -395,16 +497,15 @@ class World:
         return self._source(next(self._script, "good"))
 
     async def _source(self, what: str) -> AsyncIterator[object]:
-        self._entered += 1
-        try:
+        async with self._visit():
             await self._act(what)
             yield what
             await self._pause()
             yield "more"
-        finally:
-            self._left += 1
-            await checkpoint()
-            self._cleaned += 1
+
+    def _visit(self) -> Visit:
+        self._visits.append(Visit(owned=self.races))
+        return self._visits[-1]
 
     async def _act(self, what: str) -> None:
         await self.stage(f"the callback, {what}")
@@ -444,7 +545,7 @@ class World:
         task = asyncio.current_task() if self._on_asyncio() else None
         self._driven_task = anyio.get_current_task().id
         token = _journey.set(self)
-        self._driven = Driven(self._travel(), self._suspended, self._resumed)
+        self._driven = self._watch(self._travel())
         ended = "cut"
         with anyio.CancelScope() as scope:
             self._cancel = scope.cancel
@@ -525,44 +626,58 @@ class World:
 
     # ---- being cut short ---------------------------------------------------------------------
 
-    def _suspended(self, request: Any) -> None:
+    def _watch(self, coroutine: Coroutine[Any, Any, Any]) -> Driven[Any]:
+        """Look at the journey, or at an attempt that runs beside it, whenever it waits."""
+        return Driven(
+            coroutine,
+            partial(self._suspended, coroutine),
+            partial(self._resumed, coroutine),
+        )
+
+    def _suspended(self, coroutine: Coroutine[Any, Any, Any], request: Any) -> None:
         if self._moment == "twice" and self._cuts == 1:
-            self._cut()
+            if self._is_driven():
+                self._cut()
         # Either loop's request for nothing but another turn is no object that could be waited for.
-        elif self._pass(waits=not (request is None or isinstance(request, type))) and (
+        elif self._pass(coroutine, waits=not (request is None or isinstance(request, type))) and (
             self._moment == "woken"
         ):
             if isinstance(request, asyncio.Future):
                 # Before the task's own callback: the result is there, the task has not seen it.
                 request.add_done_callback(lambda _: self._cut())
             else:
-                self._cut_on_resume = True
+                self._cut_on_resume = coroutine
 
-    def _resumed(self) -> None:
-        if self._cut_on_resume:
-            self._cut_on_resume = False
+    def _resumed(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        if self._cut_on_resume is coroutine:
+            self._cut_on_resume = None
             self._cut()
 
-    def _pass(self, *, waits: bool) -> bool:
+    def _pass(self, coroutine: Coroutine[Any, Any, Any], *, waits: bool) -> bool:
         """Count a wait in the pipeline; whether it is the one at which the journey is cut short."""
         if not self._calling or self.cut_at is not None:
             return False
         self._passed += 1
         meant = self._passed - 1 == self._target and self._means not in _RAISED
         if meant or self._target < 0:
-            self.places.append(self._place(waits))
+            self.places.append(self._place(coroutine, waits))
         if meant and self._moment != "woken":
             self._cut()
         return meant
 
-    def _place(self, waits: bool) -> Place:
+    def _place(self, coroutine: Coroutine[Any, Any, Any], waits: bool) -> Place:
+        waiting = [*frames(coroutine)]
+        if coroutine is not self._driven.coroutine:
+            # An attempt's: below what the journey waits in, and what runs it in its task.
+            running = [frame for frame, _ in walk_stack(None)]
+            waiting = [*frames(self._driven.coroutine), *reversed(running), *waiting]
         lines = tuple(
             (file, frame.f_lineno)
-            for frame in frames(self._driven.coroutine)
+            for frame in waiting
             if (file := _in_library(frame.f_code.co_filename)) is not None
         )
         states = tuple(control.state for control in self._controls)
-        return Place(lines, self._stage, states, self._entered > 1, waits)
+        return Place(lines, self._stage, states, len(self._visits) > 1, waits)
 
     def _cut(self) -> None:
         self.cut_at = self.places[-1]
@@ -572,7 +687,8 @@ class World:
 
     def _note_evidence(self) -> None:
         self._evidence = self._counted()
-        self._cleaning = self._left - self._cleaned
+        for visit in self._visits:
+            visit.may_be_cut = visit.left
 
     def _counted(self) -> object:
         return [(control.state, astuple(control.metrics)) for control in self._controls]
@@ -583,13 +699,17 @@ class World:
         at_once = self.cut_at is not None and (self._moment != "woken" or self._means != "scope")
         assert ended == ("cut" if at_once else ended), "the cancellation did not come out"
         if at_once:
-            assert self._late == [], "user code was called after the cancellation"
-            assert self._counted() == self._evidence, "a cancellation was taken for evidence"
-        assert self._left == self._entered, "a callback or source was not left"
+            # Those who race, and the one who looks on, hear of it a turn later: what they do until then stands.
+            if not (self.races and self._means in _RAISED):
+                assert self._late == [], "user code was called after the cancellation"
+            if not self._judged_in_attempts:
+                assert self._counted() == self._evidence, "a cancellation was taken for evidence"
+        assert all(visit.left for visit in self._visits), "a callback or source was not left"
         cancelled_once = self._means != "scope" and self._moment != "twice"
         if self._on_asyncio() and (self.cut_at is None or cancelled_once):
             # Elsewhere, and in a cancelled scope, a cleanup that awaits is cancelled again.
-            assert self._cleaned + self._cleaning >= self._entered, "a cleanup was cut short"
+            kept = (visit.cleaned or visit.may_be_cut for visit in self._visits)
+            assert all(kept), "a cleanup was cut short"
         for thing in self._things:
             expected = 0 if thing in self._delivered else 1
             assert (thing.begun, thing.closed) == (expected, expected), "closed not exactly once"

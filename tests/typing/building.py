@@ -17,6 +17,7 @@ from resilience_pipeline import (
     Fallback,
     FixedWindow,
     OutcomeEvent,
+    PercentileDelay,
     RateLimiter,
     RateLimiterRejectedError,
     ResilienceContext,
@@ -44,6 +45,7 @@ assert_type(ResiliencePipeline.empty, ResiliencePipeline[Never])
 
 assert_type(empty.add_retry(), ResiliencePipelineBuilder[Never])
 assert_type(empty.add_fallback(fallback_value=1), ResiliencePipelineBuilder[Never])
+assert_type(empty.add_hedging(), ResiliencePipelineBuilder[Never])
 assert_type(empty.add_timeout("10s"), ResiliencePipelineBuilder[TimeoutRejectedError])
 assert_type(empty.add_circuit_breaker(), ResiliencePipelineBuilder[BrokenCircuitError])
 assert_type(
@@ -160,6 +162,11 @@ empty.add_retry(delay=1.5)
 empty.add_retry(delay="1.5s")
 empty.add_retry(delay=timedelta(seconds=1.5))
 empty.add_retry(use_jitter="full")
+empty.add_retry(resumable=True)
+empty.add_hedging(max_hedged_attempts=2, delay="500ms")
+empty.add_hedging(delay=-1)
+empty.add_hedging(delay_generator=PercentileDelay(0.95, min="50ms", max=5, window=100, initial=1))
+empty.add_concurrency_limiter(3, hold_streams=True)
 empty.add_timeout(timeout=1)
 empty.add_concurrency_limiter(permit_limit=1, queue_limit=2)
 empty.add_circuit_breaker(control=CircuitBreakerControl())
@@ -172,6 +179,9 @@ empty.add_retry(max_retry_attempts="3")  # type: ignore[arg-type]  # pyright: ig
 empty.add_retry(backoff_type="expo")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 empty.add_retry(use_jitter="none")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 empty.add_retry(delay=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+empty.add_retry(resumable="yes")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+empty.add_hedging(2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+empty.add_hedging(delay=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 empty.add_retry(budget=None)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 empty.add_timeout()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 empty.add_timeout([1])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -215,6 +225,12 @@ empty.add_retry(should_handle=lambda event: event.attempt > 3)
 empty.add_retry(should_handle=handle(OSError, where=lambda error: error.errno == 3))
 empty.add_retry(should_handle=handle(OSError, ValueError) | handle_inner(KeyError))
 empty.add_retry(on_retry=hook, delay_generator=generator)
+empty.add_retry(resumable=lambda event: lambda: event.last_chunk)
+empty.add_hedging(
+    delay_generator=lambda event: 0.1 * event.attempt,
+    action_generator=lambda event: event.callback,
+    on_hedging=lambda event: (event.context, event.attempt_context, event.attempt),
+)
 empty.add_timeout(1, timeout_generator=generator)
 empty.add_circuit_breaker(break_duration_generator=generator)
 empty.add_fallback(lambda event: event.outcome.error)

@@ -108,6 +108,17 @@ async def execute_stream() -> None:
     assert_type(pipeline.execute_stream(managed, 3), ResilienceStream[int])
     assert_type(pipeline.execute_stream(connect_managed), ResilienceStream[complex])
     assert_type(pipeline.execute_stream(lambda: generate(3)), ResilienceStream[str])
+    assert_type(
+        pipeline.execute_stream(
+            generate,
+            3,
+            commit_when=lambda chunk: chunk.strip(),
+            max_held=8,
+            idle_timeout="5s",
+            total_timeout=60,
+        ),
+        ResilienceStream[str],
+    )
 
     async with pipeline.execute_stream(generate, 3, operation_key="g") as stream:
         assert_type(stream, ResilienceStream[str])

@@ -1,0 +1,154 @@
+"""The line up to which a stream is guarded, and the bounds on what comes after it.
+
+`StreamOptions` is what the caller of `execute_stream` asked for. `Line` is that for one execution:
+it reads a source up to the line, keeps an eye on the time, and knows nothing of carriers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+
+from attrs import field, frozen
+
+from ._context import ResilienceContext
+from ._errors import DeadlineReached, TimeoutRejectedError
+from ._options import checked, count, function, positive_duration, to_seconds_or_none
+from ._source import stray_error
+from .strategies._base import rejection
+
+if TYPE_CHECKING:
+    from .runtime import Runtime
+
+T = TypeVar("T")
+
+
+@checked
+@frozen(kw_only=True)
+class StreamOptions:
+    """The options of `execute_stream` that say where its line is, and what bounds the stream."""
+
+    commit_when: Callable[[Any], object] | None = field(default=None, metadata=function())
+    max_held: int = field(default=64, metadata=count(minimum=1))
+    idle_timeout: float | None = field(
+        default=None, converter=to_seconds_or_none, metadata=positive_duration()
+    )
+    total_timeout: float | None = field(
+        default=None, converter=to_seconds_or_none, metadata=positive_duration()
+    )
+
+    options_of: ClassVar[str] = "execute_stream()"
+
+
+PLAIN: Final = StreamOptions()
+
+
+class Line:
+    """One execution's way to its line, and its time limits.
+
+    Attributes:
+        is_timed: Whether anything bounds the stream's time.
+        has_expired: Whether a limit has passed beyond the line, which is the end of the stream.
+    """
+
+    __slots__ = ("_context", "_deadline", "_options", "_runtime", "has_expired", "is_timed")
+
+    def __init__(self, options: StreamOptions, context: ResilienceContext) -> None:
+        self._options = options
+        self._context = context
+        self._runtime: Runtime = context.runtime
+        self._deadline = math.inf
+        self.has_expired = False
+        limits = _limit(options.idle_timeout), _limit(options.total_timeout)
+        self.is_timed = min(limits) < math.inf
+
+    async def start(
+        self, prime: Callable[[ResilienceContext], Awaitable[T]], context: ResilienceContext
+    ) -> T:
+        """Run the onion; the total limit counts from here, and ends it for good."""
+        total = _limit(self._options.total_timeout)
+        if total == math.inf:
+            return await prime(context)
+        self._deadline = self._runtime.now() + total
+        try:
+            return await self._runtime.within(total, prime, context)
+        except DeadlineReached as reached:
+            cause = reached.__cause__
+        raise self._total_error() from cause
+
+    async def read_up_to(self, read: Callable[[], Awaitable[Any]]) -> tuple[deque[Any], bool]:
+        """Read a source up to the line.
+
+        Returns:
+            The chunks, the last of which is the first past the line, and whether the source has
+            ended before it got there.
+        """
+        held: deque[Any] = deque()
+        try:
+            held.append(await read())
+            while not await self._is_reached(held):
+                held.append(await self._read_in_time(read))
+        except StopAsyncIteration:
+            return held, True
+        self.has_expired = False
+        return held, False
+
+    async def _is_reached(self, held: deque[Any]) -> bool:
+        commit_when = self._options.commit_when
+        if commit_when is None or len(held) >= self._options.max_held:
+            return True
+        try:
+            answer = commit_when(held[-1])
+            if inspect.isawaitable(answer):
+                answer = await answer
+        except StopAsyncIteration as stray:  # or it would pass for the source's end
+            raise stray_error(stray) from stray
+        return bool(answer)
+
+    async def read(self, read: Callable[[], Awaitable[Any]]) -> Any:
+        """Read a chunk beyond the line, within what is left of the time."""
+        left = self._deadline
+        if left < math.inf:
+            left -= self._runtime.now()
+        idle = _limit(self._options.idle_timeout)
+        if idle < left:
+            return await self._read_in_time(read)
+        try:
+            if left > 0:
+                return await self._runtime.within(left, lambda _: read(), None)
+            cause = None
+        except DeadlineReached as reached:
+            cause = reached.__cause__
+        self.has_expired = True
+        raise self._total_error() from cause
+
+    async def _read_in_time(self, read: Callable[[], Awaitable[Any]]) -> Any:
+        """Read a chunk that may keep its reader waiting for `idle_timeout`."""
+        idle = _limit(self._options.idle_timeout)
+        try:
+            return await self._runtime.within(idle, lambda _: read(), None)
+        except DeadlineReached as reached:
+            cause = reached.__cause__
+        self.has_expired = True
+        raise self._idle_error() from cause
+
+    def _idle_error(self) -> TimeoutRejectedError:
+        idle = _limit(self._options.idle_timeout)
+        return self._timed_out("idle_timeout", idle, f"no chunk came within {idle:g} s")
+
+    def _total_error(self) -> TimeoutRejectedError:
+        total = _limit(self._options.total_timeout)
+        return self._timed_out("total_timeout", total, f"the stream took longer than {total:g} s")
+
+    def _timed_out(self, name: str, limit: float, reason: str) -> TimeoutRejectedError:
+        context = self._context
+        return rejection(
+            TimeoutRejectedError, context, context.pipeline_name, name, reason, timeout=limit
+        )
+
+
+def _limit(seconds: float | None) -> float:
+    return math.inf if seconds is None else seconds
