@@ -25,7 +25,18 @@ from resilience_pipeline._predicates import DEFAULT, demanded_wait
 
 ROOT = Path(__file__).parents[1]  # a checkout that is not installed is tested too
 COMMAND = (sys.executable, "-m", "resilience_pipeline")
-SCENES = ("steady", "refuse", "stall", "busy", "dies", "leave", "fallback", "circuit")
+SCENES = (
+    "steady",
+    "refuse",
+    "stall",
+    "busy",
+    "dies",
+    "leave",
+    "hedge",
+    "resume",
+    "fallback",
+    "circuit",
+)
 SEED = "3"
 
 ESCAPE = re.compile(r"\033\[[0-9;]*m")
@@ -121,7 +132,8 @@ def test_the_table_agrees_with_what_was_shown(runs: dict[str, Run], name: str) -
     refused = [text for text in attempts if text.startswith("refused by the circuit")]
     assert sum(run.column("attempts")) == len(attempts)
     assert sum(run.column("requests")) == len(attempts) - len(refused)
-    assert len(run.texts("wait")) == len(attempts) - len(run.rows)
+    again = [*run.texts("wait"), *run.texts("hedge")]
+    assert len(again) == len(attempts) - len(run.rows)
     shown = re.findall(r"\w+|[.;]", " ".join(run.texts("tokens")))
     assert sum(run.column("tokens")) == len(shown)
     total = TOTAL.search(run.output)
@@ -177,6 +189,15 @@ def test_each_scene_shows_what_it_is_about(runs: dict[str, Run]) -> None:
     assert len(runs["dies"].texts("error")) == 1
     (seen,) = runs["leave"].texts("server")
     assert seen.startswith("saw the client close the connection after ")
+    (row,) = runs["hedge"].rows
+    assert (row["attempts"], row["requests"], row["outcome"]) == ("2", "2", "answered")
+    assert runs["hedge"].texts("server") == ["saw the client close the slow connection"]
+    (row,) = runs["resume"].rows
+    assert (row["attempts"], row["requests"], row["outcome"]) == ("2", "2", "answered")
+    (error,) = runs["resume"].texts("error")
+    assert error.startswith("after ")
+    words = " ".join(runs["resume"].texts("tokens"))
+    assert words == "Resilience is not the absence of failure."
     (row,) = runs["fallback"].rows
     assert (row["attempts"], row["outcome"]) == ("3", "stand-in")
     assert [text.split()[0].strip(":") for text in runs["circuit"].texts("circuit")] == [

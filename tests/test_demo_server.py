@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -361,6 +361,170 @@ async def test_waiting_for_a_leaver_refuses_who_stayed(
         await server.wait_closed_by_client(0)
     with pytest.raises(TimeoutError, match="requests so far"):
         await server.wait_requests(2, timeout=0.01)
+
+
+# ---- what can be asked for from some place on -------------------------------------------------
+
+BLOB = "".join(DEFAULT_TOKENS).encode()
+SIZE = len(BLOB)
+
+
+def numbered(text: str) -> list[tuple[int, str]]:
+    """Number and data of each server-sent event that has both."""
+    fields = (
+        dict(line.split(": ", 1) for line in block.split("\n"))
+        for block in text.split("\n\n")
+        if block.startswith("id: ")
+    )
+    return [(int(each["id"]), each["data"]) for each in fields]
+
+
+@pytest.mark.asyncio
+async def test_events_on_the_wire_are_numbered_from_1(server: FlakyServer) -> None:
+    server.script(Tokens(["ab", "c"]))
+    answer = await raw(server, b"GET /events HTTP/1.1\r\n\r\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"Content-Type: text/event-stream" in head
+    assert body == (
+        b"9\r\n: ready\n\n\r\n10\r\nid: 1\ndata: ab\n\n\r\nf\r\nid: 2\ndata: c\n\n\r\n0\r\n\r\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("last", "first"),
+    [("1", 2), ("7", 8), ("8", None), ("99", None), ("0", 1), ("", 1), ("x", 1), ("-1", 1)],
+)
+@pytest.mark.asyncio
+async def test_events_go_on_after_the_last_one(
+    client: httpx.AsyncClient, last: str, first: int | None
+) -> None:
+    response = await client.get("/events", headers={"Last-Event-ID": last})
+    everything = list(enumerate(DEFAULT_TOKENS, 1))
+    assert numbered(response.text) == ([] if first is None else everything[first - 1 :])
+
+
+@pytest.mark.parametrize(
+    ("last", "tokens", "numbers"),
+    [
+        (None, 3, [1, 2, 3]),
+        ("3", 2, [4, 5]),
+        ("6", 5, [7, 8]),
+        (None, 0, []),
+        (None, 9, range(1, 9)),
+    ],
+)
+@pytest.mark.asyncio
+async def test_events_die_after_so_many(
+    server: FlakyServer,
+    client: httpx.AsyncClient,
+    last: str | None,
+    tokens: int,
+    numbers: Sequence[int],
+) -> None:
+    server.script(DieAfter(tokens))
+    got: list[bytes] = []
+    headers = {} if last is None else {"Last-Event-ID": last}
+    with pytest.raises(httpx.RemoteProtocolError):
+        await read_into(got, client, "GET", "/events", headers=headers)
+    assert [number for number, _ in numbered(got[0].decode())] == list(numbers)
+    record = await server.wait_ended(0)
+    assert (record.ending, record.tokens_sent) == ("dropped", len(numbers))
+
+
+@pytest.mark.asyncio
+async def test_a_blob_has_a_length_and_a_tag(client: httpx.AsyncClient) -> None:
+    first, second = await client.get("/blob"), await client.get("/blob")
+    assert (first.status_code, first.content) == (200, BLOB)
+    assert int(first.headers["content-length"]) == SIZE
+    assert first.headers["accept-ranges"] == "bytes"
+    assert first.headers["etag"] == second.headers["etag"]
+    assert "content-range" not in first.headers
+
+
+@pytest.mark.asyncio
+async def test_another_blob_has_another_tag(server: FlakyServer, client: httpx.AsyncClient) -> None:
+    server.script(Tokens(["one"]), Tokens(["two"]), Tokens(["o", "ne"]))
+    tags = [(await client.get("/blob")).headers["etag"] for _ in range(3)]
+    assert tags[0] == tags[2] != tags[1]
+    assert all(tag.startswith('"') and tag.endswith('"') for tag in tags)
+
+
+@pytest.mark.parametrize("start", [0, 1, 10, 12, SIZE - 1])
+@pytest.mark.asyncio
+async def test_a_blob_is_given_from_a_place_on(client: httpx.AsyncClient, start: int) -> None:
+    response = await client.get("/blob", headers={"Range": f"bytes={start}-"})
+    assert (response.status_code, response.content) == (206, BLOB[start:])
+    assert response.headers["content-range"] == f"bytes {start}-{SIZE - 1}/{SIZE}"
+    assert int(response.headers["content-length"]) == SIZE - start
+
+
+@pytest.mark.parametrize("start", [SIZE, SIZE + 1, 10**17])
+@pytest.mark.asyncio
+async def test_a_blob_refuses_what_lies_beyond_its_end(
+    server: FlakyServer, client: httpx.AsyncClient, start: int
+) -> None:
+    server.script(Tokens(), Status(500))
+    response = await client.get("/blob", headers={"Range": f"bytes={start}-"})
+    assert response.status_code == 416
+    assert response.headers["content-range"] == f"bytes */{SIZE}"
+    assert response.json()["error"]["message"] == f"there are {SIZE} bytes"
+    assert server.remaining == (Status(500),)  # it was asked for a place in a document of this step
+
+
+@pytest.mark.parametrize("asked", ["bytes=1-5", "bytes=-5", "bytes=1-,7-", "lines=1-", "bytes=x-"])
+@pytest.mark.asyncio
+async def test_a_blob_ignores_ranges_of_other_forms(client: httpx.AsyncClient, asked: str) -> None:
+    response = await client.get("/blob", headers={"Range": asked})
+    assert (response.status_code, response.content) == (200, BLOB)
+
+
+@pytest.mark.asyncio
+async def test_a_blob_that_has_changed_is_given_whole(
+    server: FlakyServer, client: httpx.AsyncClient
+) -> None:
+    tag = (await client.get("/blob")).headers["etag"]
+    headers = {"Range": "bytes=3-", "If-Range": tag}
+    server.script(Tokens(), Tokens(["changed"]))
+    same, changed = [await client.get("/blob", headers=headers) for _ in range(2)]
+    assert (same.status_code, same.content) == (206, BLOB[3:])
+    assert (changed.status_code, changed.content) == (200, b"changed")
+
+
+@pytest.mark.parametrize("start", [0, 4, 12])
+@pytest.mark.parametrize("tokens", [0, 2, 99])
+@pytest.mark.asyncio
+async def test_a_blob_dies_after_so_many_tokens(
+    server: FlakyServer, client: httpx.AsyncClient, tokens: int, start: int
+) -> None:
+    server.script(DieAfter(tokens))
+    ends = [len("".join(DEFAULT_TOKENS[:count])) for count in range(len(DEFAULT_TOKENS) + 1)]
+    left = [end for end in ends if end > start]
+    sent = BLOB[start : left[min(tokens, len(left)) - 1]] if tokens else b""
+    got: list[bytes] = []
+    if sent == BLOB[start:]:  # as much as was promised, whatever happens to the connection
+        await read_into(got, client, "GET", "/blob", headers={"Range": f"bytes={start}-"})
+    else:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await read_into(got, client, "GET", "/blob", headers={"Range": f"bytes={start}-"})
+    assert got == [sent]
+    record = await server.wait_ended(0)
+    assert (record.ending, record.status) == ("dropped", 206)
+
+
+@pytest.mark.parametrize("path", ["/events", "/blob"])
+@pytest.mark.asyncio
+async def test_they_obey_the_other_steps_too(
+    server: FlakyServer, client: httpx.AsyncClient, path: str
+) -> None:
+    server.script(Status(503, retry_after=1), Refuse(), Stall(after="headers"))
+    assert (await client.get(path)).headers["retry-after"] == "1"
+    with pytest.raises(httpx.ReadError):
+        await client.get(path)
+    with pytest.raises(httpx.ReadTimeout):
+        await client.get(path, timeout=SHORT)
+    assert (await server.wait_closed_by_client(2)).status == 200
+    assert (await client.post(path)).status_code == 405
 
 
 @pytest.mark.asyncio

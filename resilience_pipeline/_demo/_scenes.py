@@ -74,6 +74,21 @@ async def _leave(stage: Stage) -> None:
     stage.screen.line("server", f"saw {seen} after {record.tokens_sent} tokens", "good")
 
 
+async def _hedge(stage: Stage) -> None:
+    number = len(stage.server.requests)
+    stage.server.script(Stall(after=stage.random.choice(("request", "headers", "preamble"))))
+    await stage.ask(stage.hedged())
+    record = await stage.server.wait_ended(number)
+    seen = "the client close the slow connection" if record.closed_by_client else record.ending
+    stage.screen.line("server", f"saw {seen}", "good")
+
+
+async def _resume(stage: Stage) -> None:
+    tokens = stage.random.randint(2, len(DEFAULT_TOKENS) - 2)
+    stage.server.script(DieAfter(tokens, interval=_PACE))
+    await stage.ask(stage.resuming())
+
+
 async def _fallback(stage: Stage) -> None:
     stage.server.script(*_failures(stage, 3))
     await stage.ask()
@@ -132,6 +147,18 @@ SCENES = (
         "the caller leaves the loop early",
         "the connection is closed at once; the server sees it",
         _leave,
+    ),
+    Scene(
+        "hedge",
+        "the server is slow to begin",
+        "a second attempt beside it; the loser is closed",
+        _hedge,
+    ),
+    Scene(
+        "resume",
+        "the server dies in the middle of an answer",
+        "a retry that goes on where it broke off",
+        _resume,
     ),
     Scene(
         "fallback",

@@ -242,33 +242,34 @@ class FlakyServer:
         stalled_after = step.after if isinstance(step, Stall) else None
         silence = step.seconds if isinstance(step, Stall) else 0.0
         interval = step.interval if isinstance(step, DieAfter | Tokens) else 0.0
-        tokens = self._tokens_of(step)
+        reply = content.reply(self._tokens_of(step, content))
 
         if stalled_after == "request":
             await _sleep(silence)
-        end = content.end(tokens)
-        streamed = content.preamble is not None
-        size = None if streamed else len(end)
-        await answer.head(200, content.headers, size=size)
+        if isinstance(reply, Status):
+            await self._play_status(answer, reply)
+            return
+        await answer.head(reply.status, reply.headers, size=reply.size)
         if stalled_after == "headers":
             await _sleep(silence)
-        if content.preamble is not None:
-            await answer.body(content.preamble)
+        if reply.preamble:
+            await answer.body(reply.preamble)
         if stalled_after == "preamble":
             await _sleep(silence)
-        for token in tokens if streamed else ():
+        dies_after = step.tokens if isinstance(step, DieAfter) else None
+        for piece in reply.pieces[:dies_after]:
             if record.tokens_sent:
                 await _sleep(interval)
-            await answer.body(content.token(token))
+            await answer.body(piece)
             record.tokens_sent += 1
         if isinstance(step, DieAfter):
             answer.abort(reset=step.reset)
             return
         await _sleep(interval)
-        await answer.body(end, last=True)
+        await answer.body(reply.end, last=True)
 
-    def _tokens_of(self, step: Step | None) -> tuple[str, ...]:
-        if isinstance(step, DieAfter):
+    def _tokens_of(self, step: Step | None, content: Content) -> tuple[str, ...]:
+        if isinstance(step, DieAfter) and not content.has_end:
             times = -(-step.tokens // len(self._tokens))
             return (self._tokens * times)[: step.tokens]
         if isinstance(step, Tokens) and step.tokens is not None:

@@ -19,6 +19,7 @@ from .. import (
     CircuitHalfOpenedEvent,
     CircuitOpenedEvent,
     FallbackEvent,
+    HedgingEvent,
     ResiliencePipeline,
     ResiliencePipelineBuilder,
     RetryEvent,
@@ -94,14 +95,15 @@ class Stage:
         self.random = Random(f"script/{scene}/{seed}")
         self._scene = scene
         self._calls = calls
+        self._jitter = Random(f"jitter/{scene}/{seed}").random
         self._control = CircuitBreakerControl()
-        self.pipeline = self._build(Random(f"jitter/{scene}/{seed}"))
+        self._resumes = False
+        self._in_tokens = False
+        self.pipeline = self._build()
 
-    def _build(
-        self, jitter: Random
-    ) -> ResiliencePipeline[TimeoutRejectedError | BrokenCircuitError]:
+    def _build(self) -> ResiliencePipeline[TimeoutRejectedError | BrokenCircuitError]:
         return (
-            ResiliencePipelineBuilder(name="llm", random=jitter.random)
+            ResiliencePipelineBuilder(name="llm", random=self._jitter)
             .add_fallback(_stand_in, on_fallback=self._on_fallback)
             .add_retry(
                 max_retry_attempts=2,
@@ -124,16 +126,47 @@ class Stage:
             .build()
         )
 
+    def hedged(self) -> ResiliencePipeline[TimeoutRejectedError]:
+        """Make a pipeline that asks a second time beside an attempt that is slow to begin."""
+        return (
+            ResiliencePipelineBuilder(name="hedged")
+            .add_hedging(delay="300ms", on_hedging=self._on_hedging)
+            .add_timeout("3s", on_timeout=self._on_timeout)
+            .build()
+        )
+
+    def resuming(self) -> ResiliencePipeline[TimeoutRejectedError]:
+        """Make a pipeline that goes on where an answer breaks off, by asking again."""
+        self._resumes = True
+        return (
+            ResiliencePipelineBuilder(name="resuming", random=self._jitter)
+            .add_retry(
+                max_retry_attempts=2,
+                delay="250ms",
+                use_jitter=True,
+                resumable=True,
+                on_retry=self._on_retry,
+            )
+            .add_timeout("1s", on_timeout=self._on_timeout)
+            .build()
+        )
+
     @property
     def break_left(self) -> float:
         """Seconds until the open circuit lets a trial pass; 0 while it is not open."""
         until = self._control.metrics.blocked_until
         return 0.0 if until is None else max(0.0, until - time.monotonic())
 
-    async def ask(self, *, leave_after: int | None = None) -> None:
+    async def ask(
+        self,
+        pipeline: ResiliencePipeline[Any] | None = None,
+        *,
+        leave_after: int | None = None,
+    ) -> None:
         """Make one call and read its answer.
 
         Args:
+            pipeline: What to send it through, if not the scene's own.
             leave_after: Leave the loop after so many tokens.
         """
         call = Call(len(self._calls) + 1, self._scene)
@@ -141,13 +174,17 @@ class Stage:
         self.screen.line(f"call {call.number}", f"“{PROMPT}”", "head")
         requests_before = len(self.server.requests)
         started = time.monotonic()
-        stream = self.pipeline.execute_stream(self._connect)
+        stream = (pipeline or self.pipeline).execute_stream(self._connect)
+        self._in_tokens = False
         try:
             async with stream:
                 async for token in stream:
                     if call.first_token is None:
                         call.first_token = time.monotonic() - started
+                    if not self._in_tokens:
+                        self._in_tokens = True
                         self.screen.begin("tokens", "token")
+                        token = token.lstrip()  # noqa: PLW2901 - where the last line ended
                     call.tokens += 1
                     self.screen.add(token, "token")
                     if call.tokens == leave_after:
@@ -175,8 +212,10 @@ class Stage:
             async with chat as tokens:
                 yield tokens
         except Exception as error:
-            if self._calls[-1].tokens:
-                self.screen.line("error", f"in the loop: {_reason(error)}", "bad")
+            if self._in_tokens:
+                got = self._calls[-1].tokens
+                where = f"after {got} tokens" if self._resumes else "in the loop"
+                self.screen.line("error", f"{where}: {_reason(error)}", "bad")
             else:
                 self.screen.add(f" {_reason(error)}", "bad")
             raise
@@ -192,6 +231,7 @@ class Stage:
     def _on_retry(self, event: RetryEvent) -> None:
         error = event.outcome.error
         self._calls[-1].attempts += 1
+        self._in_tokens = False
         self._tell_refusal(event.attempt, error)
         demand = _demand(error)
         why = ""
@@ -200,6 +240,10 @@ class Stage:
         elif demand is not None and event.delay == float(demand):
             why = ", as the server asked"
         self.screen.line("wait", f"{event.delay:.2f} s{why}", "wait")
+
+    def _on_hedging(self, _: HedgingEvent) -> None:
+        self._calls[-1].attempts += 1
+        self.screen.line("hedge", "no token yet: another attempt beside the first", "wait")
 
     def _on_fallback(self, event: FallbackEvent) -> None:
         self._calls[-1].outcome = "stand-in"

@@ -43,7 +43,7 @@ class Stall:
         seconds: How long; for ever by default.
         after: What has been sent by then. `"request"`: nothing. `"headers"`: status and headers.
             `"preamble"`: also an empty first event, as providers send it (for chat the chunk that
-            holds the role alone); for `/data` the same as `"headers"`.
+            holds the role alone); where there is none the same as `"headers"`.
     """
 
     seconds: float = math.inf
@@ -57,7 +57,8 @@ class DieAfter:
     Where the answer is no stream it dies between head and body.
 
     Attributes:
-        tokens: Tokens sent before; 0 dies right after the headers and the preamble.
+        tokens: Tokens sent before; 0 dies right after the headers and the preamble. What has an
+            end of its own (`/events`, `/blob`) dies there at the latest.
         interval: Seconds between tokens.
         reset: Drop it by a TCP reset. What the client has not read by then may be lost to it,
             so that `tokens` is exact only without.
