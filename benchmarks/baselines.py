@@ -112,6 +112,36 @@ class RateLimiter:
         return await fn()
 
 
+class Hedging:
+    """A second task when the first is slow or fails; the first success wins, the loser is awaited."""
+
+    def __init__(self, delay: float) -> None:
+        self._delay = delay
+
+    async def __call__(self, fn: Callable[[], Awaitable[T]]) -> T:
+        tasks = [asyncio.ensure_future(fn())]
+        try:
+            await asyncio.wait(tasks, timeout=self._delay)
+            if not _won(tasks[0]):
+                tasks.append(asyncio.ensure_future(fn()))
+                while not any(map(_won, tasks)):
+                    running = [task for task in tasks if not task.done()]
+                    if not running:
+                        break
+                    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            return next(filter(_won, tasks), tasks[0]).result()
+        finally:
+            losers = [task for task in tasks if not task.done()]
+            for task in losers:
+                task.cancel()
+            if losers:
+                await asyncio.wait(losers)
+
+
+def _won(task: asyncio.Future[T]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
+
+
 class Stack:
     """All of it in one function: limiter, retry, circuit breaker, time limit, from the outside in."""
 
@@ -183,3 +213,30 @@ async def guarded_stream(
                     yield chunk
                 return
         await asyncio.sleep(delay)
+
+
+async def owned_stream(
+    connect: Callable[[], AsyncGenerator[T, None]],
+) -> AsyncGenerator[T, None]:
+    """A stream whose source lives in a task of its own, chunks handed across one at a time."""
+    chunks: asyncio.Queue[tuple[T] | BaseException | None] = asyncio.Queue(maxsize=1)
+
+    async def own() -> None:
+        end: BaseException | None = None
+        try:
+            async with aclosing(connect()) as source:
+                async for chunk in source:
+                    await chunks.put((chunk,))
+        except Exception as error:  # noqa: BLE001 - raised where it is read
+            end = error
+        await chunks.put(end)
+
+    owner = asyncio.create_task(own())
+    try:
+        while isinstance(item := await chunks.get(), tuple):
+            yield item[0]
+        if item is not None:
+            raise item
+    finally:
+        owner.cancel()
+        await asyncio.wait([owner])

@@ -146,6 +146,36 @@ def _open_circuit() -> Mapping[str, Loop]:
     return {OURS: ours, BY_HAND: hand_written}
 
 
+class SlowAndQuick:
+    """The first of every two calls hangs until it is cancelled, the second waits a turn of the loop."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    async def __call__(self) -> None:
+        self._calls += 1
+        if self._calls % 2:
+            await asyncio.get_running_loop().create_future()
+        else:
+            await asyncio.sleep(0)
+
+
+def _hedging_primary() -> Mapping[str, Loop]:
+    pipeline = ResiliencePipelineBuilder().add_hedging(delay="1h").build()
+    return {
+        OURS: repeat_with(pipeline.execute, suspending),
+        BY_HAND: repeat_with(baselines.Hedging(3600), suspending),
+    }
+
+
+def _hedging_secondary() -> Mapping[str, Loop]:
+    pipeline = ResiliencePipelineBuilder().add_hedging(delay=0).build()
+    return {
+        OURS: repeat_with(pipeline.execute, SlowAndQuick()),
+        BY_HAND: repeat_with(baselines.Hedging(0), SlowAndQuick()),
+    }
+
+
 ROWS = (
     call_row("empty pipeline", bare=BARE, contenders=_empty, bounds=[bare_calls(8)]),
     call_row("retry alone", bare=BARE, contenders=_retry, bounds=[bare_calls(9)]),
@@ -170,6 +200,16 @@ ROWS = (
         bare=BARE,
         contenders=_failing,
         bounds=[by_hand(1.2)],
+    ),
+    call_row(
+        "hedging, the first attempt wins",
+        bare=repeat(suspending),
+        contenders=_hedging_primary,
+    ),
+    call_row(
+        "hedging, the second attempt wins",
+        bare=repeat(suspending),
+        contenders=_hedging_secondary,
     ),
     call_row(
         "rejected by an open circuit, through settle",
