@@ -165,7 +165,7 @@ class OwnSource(Carrier):
             self._closed()
 
     def abandon(self) -> None:
-        if not self._spawn(partial(_close_quietly, self)):
+        if not self._spawn(partial(_close_quietly, self), self._closed):
             self._closed()  # as far as it ever will be: its event loop is gone
 
 
@@ -195,6 +195,7 @@ class OwnedSource(Carrier):
         "_close_timeout",
         "_closing",
         "_end",
+        "_ended",
         "_failed",
         "_joiners",
         "_leaving",
@@ -225,6 +226,8 @@ class OwnedSource(Carrier):
         self._closing = False
         self._leaving = False
         self._over = False
+        #: The source has come to its end by itself: it is closed, but not all is delivered yet.
+        self._ended = False
         self._failed = False
         self._cancelled = False
         self._reply: tuple[Any] | None = None
@@ -242,6 +245,7 @@ class OwnedSource(Carrier):
         try:
             await self._serve()
         except StopAsyncIteration:
+            self._ended = True
             await self._close_source(None)
         except GeneratorExit:  # the loop is gone, nothing can be awaited
             raise
@@ -311,7 +315,8 @@ class OwnedSource(Carrier):
         self._over = True
         for waiter in (self._reader, *self._joiners):
             _wake(waiter)
-        self._closed()
+        if not self._ended or self._closing:
+            self._closed()
 
     # ---- the consumer's side
 
@@ -387,6 +392,8 @@ class OwnedSource(Carrier):
                     self._cancel()
                     await self._see_to_end()
                 raise
+        if self._over:
+            self._closed()
         if self._close_error is not None:
             raise self._take_close_error()
         return self._swallowed
@@ -431,7 +438,7 @@ class OwnedSource(Carrier):
 
     def abandon(self) -> None:
         self._closing = True
-        if not _wake(self._owner):
+        if self._over or not _wake(self._owner):
             self._closed()  # as far as it ever will be: its event loop is gone
         if self._reader is not None:
             self._child.cancel_soon()

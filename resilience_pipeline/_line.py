@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class TotalReached(BaseException):
+    """Ends the onion when the total limit has passed: no strategy repeats or replaces that."""
+
+
 @checked
 @frozen(kw_only=True)
 class StreamOptions:
@@ -43,7 +47,26 @@ class StreamOptions:
     options_of: ClassVar[str] = "execute_stream()"
 
 
-PLAIN: Final = StreamOptions()
+_PLAIN: Final = StreamOptions()
+
+
+def stream_options(
+    commit_when: Any, max_held: Any, idle_timeout: Any, total_timeout: Any
+) -> StreamOptions:
+    """Check the options; most streams have none.
+
+    Raises:
+        OptionsError: One or more of them have bad values.
+    """
+    options = commit_when, idle_timeout, total_timeout
+    if max_held == 64 and type(max_held) is int and all(each is None for each in options):
+        return _PLAIN
+    return StreamOptions(
+        commit_when=commit_when,
+        max_held=max_held,
+        idle_timeout=idle_timeout,
+        total_timeout=total_timeout,
+    )
 
 
 class Line:
@@ -75,9 +98,14 @@ class Line:
         self._deadline = self._runtime.now() + total
         try:
             return await self._runtime.within(total, prime, context)
-        except DeadlineReached as reached:
+        except (DeadlineReached, TotalReached) as reached:
             cause = reached.__cause__
         raise self._total_error() from cause
+
+    def check_total(self, error: Exception | None = None) -> None:
+        """End it all if the total limit has passed, and the inside has made something else of that."""
+        if self._deadline < math.inf and self._runtime.now() >= self._deadline:
+            raise TotalReached from error
 
     async def read_up_to(self, read: Callable[[], Awaitable[Any]]) -> tuple[deque[Any], bool]:
         """Read a source up to the line.
@@ -90,6 +118,7 @@ class Line:
         try:
             held.append(await read())
             while not await self._is_reached(held):
+                self.check_total()
                 held.append(await self._read_in_time(read))
         except StopAsyncIteration:
             return held, True

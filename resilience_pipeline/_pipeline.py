@@ -31,7 +31,7 @@ from typing_extensions import ParamSpec, TypeVar, TypeVarTuple
 from ._context import History, ResilienceContext, Rest, begun, enter, leave, reset
 from ._durations import Duration
 from ._errors import MisuseError
-from ._line import PLAIN, Line, StreamOptions
+from ._line import Line, stream_options
 from ._options import written
 from ._outcome import Attempt, Failure, Outcome, Rejected, Success
 from ._stream import ResilienceStream, StreamExecution, StreamStart
@@ -377,14 +377,7 @@ class ResiliencePipeline(Generic[E_co]):
         _check_callable(factory, "execute_stream")
         if context is not None:
             _check_context(context)
-        options = PLAIN
-        if (commit_when, max_held, idle_timeout, total_timeout) != (None, 64, None, None):
-            options = StreamOptions(
-                commit_when=commit_when,
-                max_held=max_held,
-                idle_timeout=idle_timeout,
-                total_timeout=total_timeout,
-            )
+        options = stream_options(commit_when, max_held, idle_timeout, total_timeout)
         close_timeout, head, name = self._close_timeout, self._head, self.name
         find_runtime, owned = self._find_runtime, self._runs_in_tasks
 

@@ -67,7 +67,11 @@ class StreamExecution:
         runtime = context.runtime
         kind = OwnedSource if self._owned or runtime.owns_sources else OwnSource
         carrier = kind(runtime, make, self._close_timeout)
-        primed = Primed(carrier, *await carrier.start(self._line.read_up_to))
+        try:
+            primed = Primed(carrier, *await carrier.start(self._line.read_up_to))
+        except Exception as error:
+            self._line.check_total(error)
+            raise
         self._open.add(primed)
         return primed
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from sys import modules
 from typing import Any
 
-from ._base import Child, Clock, Interruption, Runtime, TimerHandle, Waiter
+from ._base import Child, Clock, Interruption, Runtime, Spawner, TimerHandle, Waiter
 
 __all__ = [
     "Child",
@@ -18,6 +18,7 @@ __all__ = [
     "Interruption",
     "Runtime",
     "RuntimeFinder",
+    "Spawner",
     "TimerHandle",
     "Waiter",
     "current_runtime",

@@ -18,7 +18,7 @@ import anyio.lowlevel
 import trio
 
 from .._errors import DeadlineReached
-from ._base import FOREVER, Child, Clock, Interruption, Runtime, TimerHandle, Waiter
+from ._base import FOREVER, Child, Clock, Interruption, Runtime, Spawner, TimerHandle, Waiter
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -98,11 +98,19 @@ class AnyioRuntime(Runtime):
         await trio.lowlevel.checkpoint()
         await trio.lowlevel.checkpoint()
 
-    def spawner(self) -> Callable[[Callable[[], Coroutine[Any, Any, None]]], bool]:
+    def spawner(self) -> Spawner:
         token = trio.lowlevel.current_trio_token()
 
-        def spawn_from_anywhere(fn: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-            return _call_in_run(token, lambda: trio.lowlevel.spawn_system_task(fn))
+        def spawn_from_anywhere(
+            fn: Callable[[], Coroutine[Any, Any, None]], ended: Callable[[], None]
+        ) -> bool:
+            async def run() -> None:
+                try:
+                    await fn()
+                finally:
+                    ended()
+
+            return _call_in_run(token, lambda: trio.lowlevel.spawn_system_task(run))
 
         return spawn_from_anywhere
 

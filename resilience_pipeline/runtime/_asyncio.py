@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 from .._errors import DeadlineReached
 from ._asyncio_shield import Shield, is_shielded
-from ._base import FOREVER, Child, Clock, Interruption, Runtime, TimerHandle, Waiter
+from ._base import FOREVER, Child, Clock, Interruption, Runtime, Spawner, TimerHandle, Waiter
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -254,12 +254,19 @@ class AsyncioRuntime(Runtime):
         # Tasks run in the order in which they became ready.
         return _checkpoint()
 
-    def spawner(self) -> Callable[[Callable[[], Coroutine[Any, Any, None]]], bool]:
+    def spawner(self) -> Spawner:
         loop = get_running_loop()
 
-        def spawn_from_anywhere(fn: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        def spawn_from_anywhere(
+            fn: Callable[[], Coroutine[Any, Any, None]], ended: Callable[[], None]
+        ) -> bool:
+            def start() -> None:
+                task = loop.create_task(fn())
+                _keep(task)
+                task.add_done_callback(lambda _: ended())
+
             try:
-                loop.call_soon_threadsafe(lambda: _keep(loop.create_task(fn())))
+                loop.call_soon_threadsafe(start)
             except RuntimeError:  # the loop has been closed
                 return False
             return True

@@ -119,6 +119,24 @@ class Child(ABC):
         """Cancel it from wherever one is, finalisers and other threads included."""
 
 
+class Spawner(Protocol):
+    """Starts tasks of an event loop from anywhere."""
+
+    def __call__(
+        self, fn: Callable[[], Coroutine[Any, Any, None]], ended: Callable[[], None]
+    ) -> bool:
+        """Start `fn()` in a task of its own.
+
+        Args:
+            fn: What to run; it may not raise.
+            ended: Called when the task has ended, also if it was cancelled before it began.
+
+        Returns:
+            Whether it could: an event loop that has been closed starts nothing any more.
+        """
+        ...
+
+
 class Runtime(ABC):
     """Mechanism: everything that waits, cancels or reads a clock.
 
@@ -203,8 +221,5 @@ class Runtime(ABC):
         """Let every task spawned so far run until it waits for something, or ends."""
 
     @abstractmethod
-    def spawner(self) -> Callable[[Callable[[], Coroutine[Any, Any, None]]], bool]:
-        """Make a function that starts a task in this event loop from anywhere, finalisers included.
-
-        It tells whether it could: an event loop that has been closed starts nothing any more.
-        """
+    def spawner(self) -> Spawner:
+        """Make a function that starts a task in this event loop from anywhere, finalisers included."""

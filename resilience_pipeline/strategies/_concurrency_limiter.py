@@ -112,7 +112,8 @@ class _BoundConcurrencyLimiter:
             await self._wait(context)
         held = False
         try:
-            result = await self._next(context)
+            # What a strategy inside gave in place of a source is one from here on.
+            result = await stream.adopted(context, await self._next(context))
             held = stream.hold(result, self._release)
             return result
         finally:

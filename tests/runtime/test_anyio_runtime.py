@@ -183,7 +183,7 @@ def test_everything_can_be_told_to_a_run_that_is_over() -> None:
     run(main)
     assert not left["waiter"].wake()
     left["child"].cancel_soon()
-    left["spawn"](tick)
+    assert not left["spawn"](tick, lambda: None)
     left["interruption"].interrupt()
 
 

@@ -7,7 +7,7 @@ import contextvars
 import math
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Literal
 
 import anyio
 import pytest
@@ -15,7 +15,7 @@ import trio
 from attrs import frozen
 
 from resilience_pipeline._errors import DeadlineReached
-from resilience_pipeline.runtime import Runtime, Waiter, current_runtime
+from resilience_pipeline.runtime import Runtime, Spawner, Waiter, current_runtime
 from resilience_pipeline.runtime._base import FOREVER
 from resilience_pipeline.testing import VirtualClock
 from support.jumping import JumpingLoop
@@ -678,25 +678,26 @@ async def test_a_spawned_task_is_cancelled(bench: Bench, when: str) -> None:
 async def test_a_spawner_starts_tasks_from_anywhere(bench: Bench, where: str) -> None:
     """Finalisers call it, and they run wherever they are."""
     spawn_soon = bench.runtime.spawner()
-    ran = anyio.Event()
+    log: list[str] = []
 
     async def run() -> None:
-        ran.set()
+        log.append("ran")
 
+    arguments = (run, lambda: log.append("ended"))
     if where == "here":
-        spawn_soon(run)
+        spawn_soon(*arguments)
     else:
-        thread = threading.Thread(target=spawn_soon, args=(run,))
+        thread = threading.Thread(target=spawn_soon, args=arguments)
         thread.start()
         thread.join()
     await tick()
-    assert ran.is_set()
+    assert log == ["ran", "ended"]
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_a_spawner_of_a_finished_loop_does_nothing(loop: str) -> None:
     """There is nowhere to run, and finalisers may not raise; it says so."""
-    spawners: list[Callable[[Any], bool]] = []
+    spawners: list[Spawner] = []
     ran: list[int] = []
 
     async def leave_behind() -> None:
@@ -706,5 +707,5 @@ def test_a_spawner_of_a_finished_loop_does_nothing(loop: str) -> None:
         ran.append(1)
 
     anyio.run(leave_behind, backend=loop)
-    assert spawners[0](run) is False
+    assert spawners[0](run, lambda: None) is False
     assert ran == []
