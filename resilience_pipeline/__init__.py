@@ -33,6 +33,7 @@ from ._outcome import Attempt, Failure, Outcome, Rejected, Success
 from ._pipeline import ResiliencePipeline
 from ._predicates import OutcomeEvent, Predicate, handle, handle_inner, handle_result
 from ._stream import ResilienceStream
+from ._sync import SyncResilienceStream
 from .strategies import (
     BreakDurationEvent,
     CircuitBreaker,
@@ -116,6 +117,7 @@ __all__ = [
     "Strategy",
     "Success",
     "SupportsRateLimit",
+    "SyncResilienceStream",
     "Timeout",
     "TimeoutEvent",
     "TimeoutGeneratorEvent",

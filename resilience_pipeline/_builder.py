@@ -16,15 +16,9 @@ from typing_extensions import ParamSpec, TypeVar
 
 from ._durations import Duration
 from ._errors import MisuseError, OptionsError
+from ._invoke import invoke, nested
 from ._options import Bad, to_seconds
-from ._pipeline import (
-    DEFAULT_CLOSE_TIMEOUT,
-    Layer,
-    ResiliencePipeline,
-    described,
-    invoke,
-    nested,
-)
+from ._pipeline import DEFAULT_CLOSE_TIMEOUT, Layer, ResiliencePipeline, described
 from .runtime import Clock
 from .strategies import (
     CircuitBreaker,

@@ -125,13 +125,13 @@ class OwnSource(Carrier):
 
     __slots__ = ("_close_timeout", "_run", "_runtime", "_source", "_spawn")
 
-    def __init__(self, runtime: Runtime, make: Callable[[], Any], close_timeout: float) -> None:
+    def __init__(self, runtime: Runtime, source: Source, close_timeout: float) -> None:
         super().__init__()
         self._runtime = runtime
         self._close_timeout = close_timeout
         self._spawn = runtime.spawner()
         self._run = copy_context().run
-        self._source = Source(make)
+        self._source = source
 
     async def start(self, read_up: ReadUp) -> Held:
         """Open the source and read it up to the line; a source that fails is closed first."""
@@ -156,6 +156,8 @@ class OwnSource(Carrier):
         return self._source.generator_anext(), self._run
 
     async def close(self, error: BaseException | None = None, *, shielded: bool = False) -> bool:
+        if self._source.leave_to_reader(self._closed):
+            return False
         closing: Callable[[], Any] = partial(self._source.close, error)
         if shielded:
             closing = partial(self._runtime.shielded, closing, self._close_timeout)
@@ -210,9 +212,9 @@ class OwnedSource(Carrier):
         "_told",
     )
 
-    def __init__(self, runtime: Runtime, make: Callable[[], Any], close_timeout: float) -> None:
+    def __init__(self, runtime: Runtime, source: Source, close_timeout: float) -> None:
         super().__init__()
-        self._source = Source(make)
+        self._source = source
         self._runtime = runtime
         self._close_timeout = close_timeout
         self._child: Child

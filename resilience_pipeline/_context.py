@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeAlias, overload
 
 from attrs import frozen
 from typing_extensions import TypeVar
 
+from ._cancellation import CancellationFlag, Orphans, running_flag
 from ._errors import MisuseError
 from ._options import UNSET
 from ._outcome import Attempt, Failure, Rejected, Success
@@ -151,6 +152,7 @@ class ResilienceContext:
         "_properties",
         "_rest",
         "_stream",
+        "_sync",
         "attempt",
         "idempotent",
         "operation_key",
@@ -162,6 +164,8 @@ class ResilienceContext:
     _fn: Callable[..., Any] | None
     _args: tuple[Any, ...]
     _stream: StreamExecution | None
+    # Of a synchronous call, what goes on in its threads without it; None in an event loop.
+    _sync: Orphans | None
     # Not there until first needed: every attribute that is set costs a call a twelfth of a bare
     # one.
     _mark: object
@@ -179,6 +183,7 @@ class ResilienceContext:
         self.pipeline_name: str | None = None
         self._fn = None
         self._stream = None
+        self._sync = None
         # How often the callback was invoked: "never started" and "ran on an exhausted argument"
         # are both told by comparing two readings.
         self._invocations = 0
@@ -202,6 +207,15 @@ class ResilienceContext:
         except AttributeError:
             self._properties = Properties()
             return self._properties
+
+    @property
+    def cancelled(self) -> CancellationFlag:
+        """Whether the caller has given up on the attempt that asks: `is_set()`, or `wait(seconds)`.
+
+        A call in a thread can't be stopped when it times out or loses a race; it can look here, and
+        stop by itself. In an event loop it is never set, because there attempts are cancelled.
+        """
+        return running_flag.get()
 
     @property
     def execution(self) -> object:
@@ -254,6 +268,7 @@ class ResilienceContext:
         self._invocations = 0
         self._mark = object()
         self._rest = None
+        self._sync = None
         return self
 
     def fork(self, properties: Properties | None = None) -> ResilienceContext:
@@ -271,6 +286,7 @@ class ResilienceContext:
         other._fn = self._fn
         other._args = self._args
         other._stream = self._stream
+        other._sync = self._sync
         other._invocations = self._invocations
         other._history = None
         other._rest = self._rest
@@ -291,6 +307,7 @@ class ResilienceContext:
         self._fn = None
         self._args = ()
         self._stream = None
+        self._sync = None
         self._history = None
 
 
@@ -318,6 +335,7 @@ def begun(  # noqa: PLR0917 - names would cost a third of what this saves
     context._fn = fn
     context._args = args
     context._stream = None
+    context._sync = None
     context._invocations = 0
     context._history = None
     context._rest = None
@@ -339,6 +357,29 @@ def leave(token: Token[ResilienceContext]) -> None:
         # An abandoned coroutine is closed by the garbage collector, wherever that happens to run;
         # the context it was set in is gone.
         pass
+
+
+def refuse_awaitable(answer: Any, what: str) -> None:
+    """Refuse what has to be awaited, where a synchronous call runs.
+
+    Raises:
+        MisuseError: `what`, a hook say, gave an awaitable in a synchronous call.
+    """
+    context = current.get(None)
+    if context is not None and context._sync is not None:
+        refuse(answer, what)
+
+
+def refuse(answer: Any, what: str) -> NoReturn:
+    """Refuse what has to be awaited; see `refuse_awaitable`."""
+    shown = repr(answer)
+    if hasattr(answer, "close"):
+        answer.close()
+    msg = (
+        f"{what} gave {shown} in a synchronous call, where nothing can be awaited: use a plain "
+        f"function, or execute() in an event loop"
+    )
+    raise MisuseError(msg)
 
 
 def current_context() -> ResilienceContext:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from attrs import field, frozen
 
-from ._context import ResilienceContext
+from ._context import ResilienceContext, refuse_awaitable
 from ._errors import DeadlineReached, TimeoutRejectedError
 from ._options import checked, count, function, positive_duration, to_seconds_or_none
 from ._source import stray_error
@@ -97,7 +97,8 @@ class Line:
             return await prime(context)
         self._deadline = self._runtime.now() + total
         try:
-            return await self._runtime.within(total, prime, context)
+            late = None if context._stream is None else context._stream.discard
+            return await self._runtime.within(total, prime, context, late)
         except (DeadlineReached, TotalReached) as reached:
             cause = reached.__cause__
         raise self._total_error() from cause
@@ -132,6 +133,7 @@ class Line:
         try:
             answer = commit_when(held[-1])
             if inspect.isawaitable(answer):
+                refuse_awaitable(answer, "commit_when")
                 answer = await answer
         except StopAsyncIteration as stray:  # or it would pass for the source's end
             raise stray_error(stray) from stray

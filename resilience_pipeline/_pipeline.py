@@ -9,7 +9,6 @@ the same kind as the one given.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -17,25 +16,32 @@ from collections.abc import (
     Awaitable,
     Callable,
     Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
     Sequence,
 )
-from contextlib import AbstractAsyncContextManager
-from functools import partial, update_wrapper
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from functools import partial
 from time import monotonic
-from types import CoroutineType
-from typing import Any, ClassVar, Generic, Never, cast, overload
+from typing import Any, ClassVar, Generic, Never, overload
 
 from attrs import evolve, frozen
 from typing_extensions import ParamSpec, TypeVar, TypeVarTuple
 
-from ._context import History, ResilienceContext, Rest, begun, enter, leave, reset
+from ._cancellation import Orphans
+from ._context import History, ResilienceContext, begun, enter, leave, reset
 from ._durations import Duration
 from ._errors import MisuseError
-from ._line import Line, stream_options
+from ._invoke import check_callable, invoke
+from ._line import Line, StreamOptions, stream_options
 from ._options import written
 from ._outcome import Attempt, Failure, Outcome, Rejected, Success
 from ._stream import ResilienceStream, StreamExecution, StreamStart
+from ._sync import SyncResilienceStream
+from ._wrapping import Wrapper, wrapped
 from .runtime import Clock, Runtime, RuntimeFinder
+from .runtime._threads import run, run_here
 from .strategies import Handler, Strategy
 
 T = TypeVar("T")
@@ -44,90 +50,6 @@ Ts = TypeVarTuple("Ts")
 E_co = TypeVar("E_co", bound=Exception, covariant=True, default=Exception)
 
 DEFAULT_CLOSE_TIMEOUT = 5.0
-
-
-# ---- the innermost handlers -------------------------------------------------------------------
-
-
-def invoke(context: ResilienceContext) -> Awaitable[Any]:
-    """Call the callback: the end of every chain of handlers.
-
-    No coroutine of its own: what the callback returns is handed to the layer around as it is.
-    """
-    rest = context._rest
-    if rest is not None:
-        return _resume(context, rest)
-    context._invocations += 1
-    fn: Any = context._fn
-    if context._stream is not None:
-        return context._stream.prime(context, partial(fn, *context._args))
-    args = context._args
-    awaitable: Any = fn(*args) if args else fn()  # which is faster by a fifth of a bare call
-    if type(awaitable) is not CoroutineType and not inspect.isawaitable(awaitable):
-        raise MisuseError(_not_awaitable(fn, awaitable))
-    return awaitable  # pyright: ignore[reportUnknownVariableType]
-
-
-def nested(pipeline: ResiliencePipeline[Any], inside: Handler) -> Handler:
-    """Put a built pipeline's handlers around `inside`.
-
-    They were bound once, to `invoke`, and stay so, because their state is shared. So `invoke` has
-    to be told for each execution that there is more to come: the context carries the rest. A clock
-    of the pipeline's own drives its strategies and nothing else; without one they go by the clock
-    of the pipeline around them.
-    """
-    head = pipeline._head
-    find_runtime = pipeline._find_runtime if pipeline._has_clock else None
-
-    async def handle(context: ResilienceContext) -> Any:
-        outer, find_outer = context._rest, context._find_runtime
-        context._rest = (inside, find_outer, outer)
-        if find_runtime is not None:
-            context._find_runtime = find_runtime
-        try:
-            return await head(context)
-        finally:
-            context._rest, context._find_runtime = outer, find_outer
-
-    return handle
-
-
-async def _resume(context: ResilienceContext, rest: Rest) -> Any:
-    """Go on inside of a nested pipeline, with the rest of what is around that for its own end."""
-    own = context._find_runtime
-    inside, context._find_runtime, context._rest = rest
-    try:
-        return await inside(context)
-    finally:
-        context._rest, context._find_runtime = rest, own
-
-
-def _not_awaitable(fn: object, result: object) -> str:
-    got = f"{_name_of(fn)} returned {result!r}, which can't be awaited"
-    if inspect.isasyncgen(result):
-        return f"{got}: run async generator functions with execute_stream()"
-    if inspect.isgenerator(result):
-        result.close()
-        return f"{got}: make it a coroutine function, or an async generator for execute_stream()"
-    if hasattr(result, "__aiter__"):
-        return f"{got}: run what gives an async iterable with execute_stream()"
-    return f"{got}: make it a coroutine function (async def)"
-
-
-def _name_of(fn: object) -> str:
-    name = getattr(fn, "__qualname__", None)
-    return f"{name}()" if name else repr(fn)
-
-
-def _check_callable(fn: object, called: str) -> None:
-    if callable(fn):
-        return
-    msg = f"{called}() takes a function, got {fn!r}"
-    if inspect.isawaitable(fn) or inspect.isasyncgen(fn) or inspect.isgenerator(fn):
-        msg += f": pass the function itself, {called}(fn{'' if called == 'wrap' else ', *args'})"
-    if inspect.iscoroutine(fn):
-        fn.close()
-    raise MisuseError(msg)
 
 
 def _check_context(context: object) -> None:
@@ -173,7 +95,7 @@ def described(
 class ResiliencePipeline(Generic[E_co]):
     """An immutable onion of strategies; built by `ResiliencePipelineBuilder`.
 
-    One pipeline serves any number of calls at once, on any event loop.
+    One pipeline serves any number of calls at once, on any event loop and in any thread.
 
     Attributes:
         name: Its name, or `None`.
@@ -184,8 +106,10 @@ class ResiliencePipeline(Generic[E_co]):
 
     __slots__ = (
         "__weakref__",
+        "_clock",
         "_close_timeout",
         "_find_runtime",
+        "_find_threads",
         "_has_clock",
         "_head",
         "_layers",
@@ -203,9 +127,11 @@ class ResiliencePipeline(Generic[E_co]):
     strategies: tuple[Strategy[Any], ...]
     _head: Handler
     _layers: tuple[Layer, ...]
+    _clock: Clock | None
     _close_timeout: float
     _has_clock: bool
     _find_runtime: Callable[[], Runtime]
+    _find_threads: Callable[[], Runtime]
     _now: Callable[[], float]
     _runs_in_tasks: bool
 
@@ -228,8 +154,11 @@ class ResiliencePipeline(Generic[E_co]):
         set_once("_head", head)
         set_once("_layers", layers)
         set_once("_close_timeout", close_timeout)
+        set_once("_clock", clock)
         set_once("_has_clock", clock is not None)
-        set_once("_find_runtime", RuntimeFinder(clock).find)
+        finder = RuntimeFinder(clock)
+        set_once("_find_runtime", finder.find)
+        set_once("_find_threads", finder.find_threads)
         set_once("_now", monotonic if clock is None else clock.now)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -266,7 +195,7 @@ class ResiliencePipeline(Generic[E_co]):
             ExecutionRejectedError: A strategy refused the call or gave up on it.
         """
         if not callable(fn):
-            _check_callable(fn, "execute")
+            check_callable(fn, "execute")
         if context is None:
             context = begun(operation_key, idempotent, self.name, self._find_runtime, fn, args)
         else:
@@ -302,17 +231,37 @@ class ResiliencePipeline(Generic[E_co]):
             or gave up; `Failure(error)` for everything else.
         """
         try:
-            _check_callable(fn, "settle")
+            check_callable(fn, "settle")
             started = self._now()
-            if context is None:
-                context = begun(operation_key, idempotent, self.name, self._find_runtime, fn, args)
-            else:
-                _check_context(context)
-                context.begin(self.name, self._find_runtime, fn, args)
+            context = self._begun(context, operation_key, idempotent, fn, args)
         except Exception as error:  # noqa: BLE001 - settle never raises one
             return Failure(error)
+        return await self._settle(context, started)
+
+    def _begun(
+        self,
+        context: ResilienceContext | None,
+        operation_key: str | None,
+        idempotent: bool,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        *,
+        sync: bool = False,
+    ) -> ResilienceContext:
+        """Give the caller's context, or a new one, bound to an execution that starts now."""
+        find_runtime = self._find_threads if sync else self._find_runtime
+        if context is None:
+            context = begun(operation_key, idempotent, self.name, find_runtime, fn, args)
+        else:
+            _check_context(context)
+            context.begin(self.name, find_runtime, fn, args)
+        if sync:
+            context._sync = Orphans()
+        return context
+
+    async def _settle(self, context: ResilienceContext, started: float) -> Outcome[Any, E_co]:
         history = context._history = History()
-        outcome: Success[T] | Rejected[Any] | Failure | None = None
+        outcome: Success[Any] | Rejected[Any] | Failure | None = None
         token = enter(context)
         try:
             try:
@@ -374,21 +323,120 @@ class ResiliencePipeline(Generic[E_co]):
             TimeoutRejectedError: (while the stream is read) a limit passed. Past the line and for
                 `total_timeout` that is final; between held chunks it fails the attempt.
         """
-        _check_callable(factory, "execute_stream")
+        check_callable(factory, "execute_stream")
+        options = stream_options(commit_when, max_held, idle_timeout, total_timeout)
+        begun = partial(self._begun, context, operation_key, idempotent, factory, args)
+        return self._stream(begun, context, options)
+
+    def _stream(
+        self,
+        begun: Callable[[], ResilienceContext],
+        context: ResilienceContext | None,
+        options: StreamOptions,
+    ) -> ResilienceStream[Any]:
         if context is not None:
             _check_context(context)
-        options = stream_options(commit_when, max_held, idle_timeout, total_timeout)
-        close_timeout, head, name = self._close_timeout, self._head, self.name
-        find_runtime, owned = self._find_runtime, self._runs_in_tasks
+        close_timeout, head, owned = self._close_timeout, self._head, self._runs_in_tasks
 
         def start() -> StreamStart:
-            mine = ResilienceContext(operation_key, idempotent) if context is None else context
-            mine.begin(name, find_runtime, factory, args)
+            mine = begun()
             line = Line(options, mine)
             mine._stream = execution = StreamExecution(close_timeout, owned, line)
             return StreamStart(mine, execution, line, head)
 
         return ResilienceStream(start)
+
+    # ---- in threads
+
+    def execute_sync(
+        self,
+        fn: Callable[[*Ts], T],
+        *args: *Ts,
+        operation_key: str | None = None,
+        idempotent: bool = True,
+        context: ResilienceContext | None = None,
+    ) -> T:
+        """Call `fn(*args)` through the strategies, in this thread and without an event loop.
+
+        With a timeout or hedging in the pipeline attempts run in worker threads, with the caller's
+        context variables. A thread can't be stopped: an attempt that timed out, or lost, runs on
+        unobserved, keeps its permit until it ends, and what it returns then is closed. It can look
+        at `current_context().cancelled`. The arguments are those of `execute`.
+
+        Raises:
+            MisuseError: `fn` can't be called or returns an awaitable, or a hook does.
+            ExecutionRejectedError: A strategy refused the call or gave up on it.
+        """
+        if not callable(fn):
+            check_callable(fn, "execute_sync")
+        if context is None:
+            context = begun(operation_key, idempotent, self.name, self._find_threads, fn, args)
+        else:
+            _check_context(context)
+            context.begin(self.name, self._find_threads, fn, args)
+        context._sync = Orphans()
+        token = enter(context)
+        run_it = run if self._clock is None else partial(run_here, clock=self._clock)
+        try:
+            return run_it(self._head(context))  # type: ignore[no-any-return]
+        finally:
+            context.end()
+            leave(token)
+
+    def settle_sync(
+        self,
+        fn: Callable[[*Ts], T],
+        *args: *Ts,
+        operation_key: str | None = None,
+        idempotent: bool = True,
+        context: ResilienceContext | None = None,
+    ) -> Outcome[T, E_co]:
+        """Call `fn(*args)` as `execute_sync` does, and return the outcome with its attempts.
+
+        Never raises an `Exception`; what is none, `KeyboardInterrupt` for instance, passes.
+        """
+        try:
+            check_callable(fn, "settle_sync")
+            started = self._now()
+            context = self._begun(context, operation_key, idempotent, fn, args, sync=True)
+        except Exception as error:  # noqa: BLE001 - settle never raises one
+            return Failure(error)
+        return run_here(self._settle(context, started), self._clock)
+
+    def execute_stream_sync(
+        self,
+        factory: Callable[[*Ts], Iterable[T] | AbstractContextManager[Iterable[T], Any]],
+        *args: *Ts,
+        operation_key: str | None = None,
+        idempotent: bool = True,
+        context: ResilienceContext | None = None,
+        commit_when: Callable[[T], object] | None = None,
+        max_held: int = 64,
+        idle_timeout: Duration | None = None,
+        total_timeout: Duration | None = None,
+    ) -> SyncResilienceStream[T]:
+        """Guard a stream of synchronous code up to its first chunk, then hand it to the caller.
+
+        Args:
+            factory: A function that returns an iterable, a generator, or a context manager whose
+                value is one.
+            args: Arguments for `factory`.
+            operation_key: As for `execute`.
+            idempotent: As for `execute`.
+            context: As for `execute`.
+            commit_when: As for `execute_stream`, and so the others.
+            max_held: See there.
+            idle_timeout: See there. Where it is given, each chunk is read in a worker thread.
+            total_timeout: See there; and the same.
+
+        Raises:
+            MisuseError: `factory` can't be called.
+            OptionsError: One or more options have bad values.
+        """
+        check_callable(factory, "execute_stream_sync")
+        options = stream_options(commit_when, max_held, idle_timeout, total_timeout)
+        begun = partial(self._begun, context, operation_key, idempotent, factory, args, sync=True)
+        return SyncResilienceStream(self._stream(begun, context, options), self._clock)
 
     # ---- wrapping
 
@@ -410,16 +458,33 @@ class ResiliencePipeline(Generic[E_co]):
     ) -> Callable[P, ResilienceStream[T]]: ...
     @overload
     def wrap(
+        self,
+        fn: Callable[P, Generator[T, Any, Any]] | Callable[P, Iterator[T]],
+        *,
+        operation_key: str | None = None,
+        idempotent: bool = True,
+    ) -> Callable[P, SyncResilienceStream[T]]: ...
+    @overload
+    def wrap(
+        self,
+        fn: Callable[P, T],
+        *,
+        operation_key: str | None = None,
+        idempotent: bool = True,
+    ) -> Callable[P, T]: ...
+    @overload
+    def wrap(
         self, fn: None = None, *, operation_key: str | None = None, idempotent: bool = True
-    ) -> _Wrapper: ...
+    ) -> Wrapper: ...
     def wrap(
         self, fn: Any = None, *, operation_key: str | None = None, idempotent: bool = True
     ) -> Any:
         """Make a function of the same signature and kind as `fn` that runs through the pipeline.
 
         A coroutine function becomes a coroutine function, an async generator function a function
-        that returns a `ResilienceStream`. Works on methods, and as a decorator with or without
-        arguments.
+        that returns a `ResilienceStream`; a plain function stays one, through `execute_sync`, and a
+        generator function gives a `SyncResilienceStream`. Works on methods, and as a decorator with
+        or without arguments.
 
         Args:
             fn: The function.
@@ -427,36 +492,11 @@ class ResiliencePipeline(Generic[E_co]):
             idempotent: As for `execute`.
 
         Raises:
-            MisuseError: `fn` is neither a coroutine function nor an async generator function.
+            MisuseError: `fn` can't be called.
         """
         if fn is None:
-            return _Wrapper(self, operation_key, idempotent)
-        options: dict[str, Any] = {"operation_key": operation_key, "idempotent": idempotent}
-        if isinstance(fn, staticmethod | classmethod):
-            method = cast(Any, fn)
-            return type(method)(self.wrap(method.__func__, **options))
-        _check_callable(fn, "wrap")
-        if _is(inspect.iscoroutinefunction, fn):
-
-            @partial(_dress, fn)
-            async def call(*args: Any, **kwargs: Any) -> Any:
-                target = partial(fn, *args, **kwargs) if kwargs else fn
-                return await self.execute(target, *(() if kwargs else args), **options)
-
-            return call
-        if _is(inspect.isasyncgenfunction, fn):
-
-            @partial(_dress, fn)
-            def stream(*args: Any, **kwargs: Any) -> ResilienceStream[Any]:
-                target = partial(fn, *args, **kwargs) if kwargs else fn
-                return self.execute_stream(target, *(() if kwargs else args), **options)
-
-            return stream
-        msg = (
-            f"wrap() takes a coroutine function or an async generator function, got {fn!r}; "
-            "wrap what returns an awaitable as: async def call(...): return await fn(...)"
-        )
-        raise MisuseError(msg)
+            return Wrapper(self, operation_key, idempotent)
+        return wrapped(self, fn, operation_key=operation_key, idempotent=idempotent)
 
     # ---- reading
 
@@ -472,56 +512,6 @@ def _makes_attempts(strategy: object) -> bool:
 
 def _runs_in_tasks(strategy: object) -> bool:
     return getattr(strategy, "runs_in_tasks", False)
-
-
-def _is(test: Callable[[Any], bool], fn: Any) -> bool:
-    """Ask about a function, the target of partials, or an object's own `__call__`."""
-    while isinstance(fn, partial):
-        fn = fn.func
-    if test(fn):
-        return True
-    call: Any = getattr(fn.__class__, "__call__", None)  # noqa: B004 - asked what kind it is
-    return not inspect.isroutine(fn) and test(call)
-
-
-def _dress(fn: Any, wrapper: Any) -> Any:
-    """Give `wrapper` the name, the docstring and the signature of `fn`, be it a function or not."""
-    named: Any = fn
-    while isinstance(named, partial):
-        named = named.func
-    is_function = inspect.isroutine(named)
-    update_wrapper(wrapper, named, updated=("__dict__",) if is_function else ())
-    if not is_function:
-        wrapper.__name__ = wrapper.__qualname__ = named.__class__.__name__
-    wrapper.__wrapped__ = fn
-    return wrapper
-
-
-class _Wrapper:
-    """`@pipeline.wrap(...)`: a decorator that remembers its options."""
-
-    __slots__ = ("_options", "_pipeline")
-
-    def __init__(
-        self,
-        pipeline: ResiliencePipeline[Any],
-        operation_key: str | None,
-        idempotent: bool,
-    ) -> None:
-        self._pipeline = pipeline
-        self._options: dict[str, Any] = {"operation_key": operation_key, "idempotent": idempotent}
-
-    @overload
-    def __call__(
-        self, fn: Callable[P, Coroutine[Any, Any, T]]
-    ) -> Callable[P, Coroutine[Any, Any, T]]: ...
-    @overload
-    def __call__(
-        self, fn: Callable[P, AsyncGenerator[T, Any]] | Callable[P, AsyncIterator[T]]
-    ) -> Callable[P, ResilienceStream[T]]: ...
-    def __call__(self, fn: Any) -> Any:
-        wrap: Any = self._pipeline.wrap
-        return wrap(fn, **self._options)
 
 
 ResiliencePipeline.empty = ResiliencePipeline(

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeAlias, Union, cast
 
 from attrs import frozen
 
-from ._context import ResilienceContext
+from ._context import ResilienceContext, refuse_awaitable
 from ._errors import (
     ExecutionRejectedError,
     MisusedOptionError,
@@ -119,7 +119,7 @@ class _Errors(Predicate):
         for candidate in _with_inner(error) if self.inner else (error,):
             if not isinstance(candidate, self.types):
                 continue
-            if self.where is None or await settled(self.where(candidate)):
+            if self.where is None or await settled(_plain("where", self.where(candidate))):
                 return True
         return False
 
@@ -138,7 +138,9 @@ class _Results(Predicate):
     sees_results = True
 
     def matches(self, event: OutcomeEvent) -> _Asked:
-        return isinstance(event.outcome, Success) and self.test(event.outcome.value)
+        if not isinstance(event.outcome, Success):
+            return False
+        return _plain("handle_result", self.test(event.outcome.value))
 
     def __repr__(self) -> str:
         return f"handle_result({written(self.test)})"
@@ -152,7 +154,7 @@ class _Function(Predicate):
     sees_results = True
 
     def matches(self, event: OutcomeEvent) -> _Asked:
-        return self.test(event)
+        return _plain("should_handle", self.test(event))
 
     def __repr__(self) -> str:
         return written(self.test)
@@ -181,6 +183,13 @@ ShouldHandle: TypeAlias = Union[  # noqa: UP007 - evaluated at run time
     Predicate,
     Callable[[OutcomeEvent], "bool | Awaitable[bool]"],
 ]
+
+
+def _plain(name: str, answer: _Asked) -> _Asked:
+    """Pass on what a function of the user's answered, which may be awaited in an event loop only."""
+    if inspect.isawaitable(answer):
+        refuse_awaitable(answer, name)
+    return answer
 
 
 async def settled(answer: Any) -> bool:

@@ -22,7 +22,7 @@ from ._context import ResilienceContext, current, leave
 from ._errors import DeadlineReached, MisuseError
 from ._line import Line
 from ._resuming import ResumingCarrier, Resumption
-from ._source import is_source, stray_error
+from ._source import Source, SyncSource, is_source, is_sync_source, stray_error
 from .strategies._base import Handler
 
 if TYPE_CHECKING:
@@ -65,8 +65,13 @@ class StreamExecution:
     async def prime(self, context: ResilienceContext, make: Callable[[], Any]) -> Primed:
         """Open a source and read it up to the line; what fails is closed before this raises."""
         runtime = context.runtime
-        kind = OwnedSource if self._owned or runtime.owns_sources else OwnSource
-        carrier = kind(runtime, make, self._close_timeout)
+        carrier: OwnSource | OwnedSource
+        if context._sync is not None:
+            carrier = OwnSource(runtime, SyncSource(make), self._close_timeout)
+        elif self._owned or runtime.owns_sources:
+            carrier = OwnedSource(runtime, Source(make), self._close_timeout)
+        else:
+            carrier = OwnSource(runtime, Source(make), self._close_timeout)
         try:
             primed = Primed(carrier, *await carrier.start(self._line.read_up_to))
         except Exception as error:
@@ -77,6 +82,9 @@ class StreamExecution:
 
     async def adopt(self, context: ResilienceContext, value: Any) -> Primed:
         """Prime what a fallback gave: a source is run like any other, a value becomes one chunk."""
+        if context._sync is not None:
+            source = value if is_sync_source(value) else iter((value,))
+            return await self.prime(context, lambda: source)
         if is_source(value):
             return await self.prime(context, lambda: value)
         return await self.prime(context, partial(_one_chunk, value))
@@ -117,7 +125,7 @@ class StreamExecution:
 
     async def settle(self, kept: Primed | None) -> None:
         """Close what was primed and not discarded, by a strategy that lost it."""
-        for other in [each for each in self._open if each is not kept]:
+        for other in [each for each in list(self._open) if each is not kept]:
             try:
                 await self.discard(other)
             except BaseException:  # the caller has gone: nothing is kept
@@ -432,7 +440,9 @@ class ResilienceStream(AsyncIterator[T_co], Generic[T_co]):
         if (self._pulling or self._leaving) and self._execution not in _inside.get():
             waiter = self._runtime_now().waiter()
             self._closers.append(waiter)
-            await waiter.wait()
+            # In threads the reader may have gone since, and has seen nobody to wake.
+            if self._pulling or self._leaving:
+                await waiter.wait()
             if self._trouble is not None:
                 raise self._take_trouble()
 

@@ -19,12 +19,14 @@ ROOT = Path(resilience_pipeline.__file__).parent
 #: is a list of groups that don't see each other; rooms of one group may.
 LEVELS: list[list[set[str]]] = [
     [{"_errors"}],
-    [{"_durations", "_locks", "_digest"}],
+    [{"_durations", "_locks", "_digest", "_cancellation"}],
     [{"_options"}],
     [{"_context", "_outcome"}],
     [{"telemetry", "_predicates"}],
     [{"strategies"}, {"runtime"}],
     [{"_stream", "_carriers", "_line", "_resuming", "_source"}],
+    [{"_invoke", "_sync"}],
+    [{"_wrapping"}],
     [{"_pipeline"}],
     [{"_builder"}],
     [{"_registry"}],

@@ -794,27 +794,6 @@ async def test_each_call_of_a_wrapped_function_is_an_execution() -> None:
     assert len(set(map(id, contexts))) == 2
 
 
-def returns_coroutine() -> Any:
-    return ok()
-
-
-@pytest.mark.parametrize(
-    "fn",
-    [
-        pytest.param(returns_three, id="plain"),
-        pytest.param(returns_coroutine, id="returns-awaitable"),
-        pytest.param(lambda: None, id="lambda"),
-        pytest.param(counts, id="generator-function"),
-        pytest.param(partial(returns_three), id="partial-of-plain"),
-        pytest.param(Service, id="class"),
-    ],
-)
-def test_wrapping_a_plain_function_is_misuse(fn: Any) -> None:
-    """Synchronous functions are not wrapped yet, and none is taken for something else in silence."""
-    with pytest.raises(MisuseError, match=r"wrap\(\) takes a coroutine function or an async gen"):
-        EMPTY.wrap(fn)
-
-
 @pytest.mark.parametrize("fn", [3, "ok", object()], ids=["number", "text", "object"])
 def test_wrapping_what_cannot_be_called_is_misuse(fn: Any) -> None:
     """What is no function is refused when it is wrapped."""

@@ -265,7 +265,12 @@ def test_public_methods_and_properties_are_documented(
 @names(lambda thing: inspect.isclass(thing) and (attrs.has(thing) or has_constructor(thing)))
 def test_parameters_and_fields_are_documented(module: ModuleType, name: str, thing: Any) -> None:
     """Each option of a constructor and each field is told in the docstring, by its name."""
-    made_by_the_library = name in {"ResiliencePipeline", "ResilienceStream", "Properties"}
+    made_by_the_library = name in {
+        "ResiliencePipeline",
+        "ResilienceStream",
+        "SyncResilienceStream",
+        "Properties",
+    }
     told = [] if made_by_the_library or issubclass(thing, Exception) else [thing]
     parameters = {name for each in told for name in inspect.signature(each).parameters}
     fields = {field.name for field in (attrs.fields(thing) if attrs.has(thing) else ())}

@@ -35,12 +35,13 @@ class RuntimeFinder:
         clock: The clock that shall drive the runtimes, in place of the loop's own.
     """
 
-    __slots__ = ("_asyncio", "_clock", "_in_task", "_trio")
+    __slots__ = ("_asyncio", "_clock", "_in_task", "_threads", "_trio")
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock
         self._asyncio: Runtime | None = None
         self._trio: Runtime | None = None
+        self._threads: Runtime | None = None
         self._in_task: Callable[[], bool]
 
     def find(self) -> Runtime:
@@ -55,6 +56,14 @@ class RuntimeFinder:
         if self._asyncio is not None and ("trio" not in modules or self._in_task()):
             return self._asyncio
         return self._search()
+
+    def find_threads(self) -> Runtime:
+        """Return the runtime of synchronous calls, whatever runs in this thread."""
+        if self._threads is None:
+            from ._threads import ThreadRuntime
+
+            self._threads = ThreadRuntime(self._clock)
+        return self._threads
 
     def _search(self) -> Runtime:
         asyncio: Any = modules.get("asyncio")

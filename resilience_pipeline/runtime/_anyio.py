@@ -43,7 +43,13 @@ class AnyioRuntime(Runtime):
         else:
             await anyio.sleep_forever()
 
-    async def within(self, seconds: float, call: Callable[[C], Awaitable[T]], argument: C) -> T:
+    async def within(
+        self,
+        seconds: float,
+        call: Callable[[C], Awaitable[T]],
+        argument: C,
+        late: Callable[[T], Awaitable[object]] | None = None,  # noqa: ARG002 - all are awaited
+    ) -> T:
         if seconds >= FOREVER:
             return await call(argument)
         with anyio.CancelScope() as scope:

@@ -139,7 +139,13 @@ class AsyncioRuntime(Runtime):
             return asyncio.sleep(seconds)
         return get_running_loop().create_future()
 
-    async def within(self, seconds: float, call: Callable[[C], Awaitable[T]], argument: C) -> T:
+    async def within(
+        self,
+        seconds: float,
+        call: Callable[[C], Awaitable[T]],
+        argument: C,
+        late: Callable[[T], Awaitable[object]] | None = None,  # noqa: ARG002 - all are awaited
+    ) -> T:
         # Asked for once: the running loop costs two bare calls, most of it to tell forks apart.
         loop = get_running_loop()
         task = current_task(loop)

@@ -142,12 +142,14 @@ class Runtime(ABC):
 
     Attributes:
         clock: The user's own clock, or `None`.
+        abandons: Whether what runs here can't be stopped, but only be given up on.
         owns_sources: Whether a time limit is a scope here, so that a stream's source has to live in
             a task of its own: a scope may not end before those that were opened inside it.
     """
 
     __slots__ = ("clock",)
 
+    abandons = False
     owns_sources = False
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -162,7 +164,13 @@ class Runtime(ABC):
         """Wait. Always a checkpoint, also for 0; `math.inf` waits until cancelled."""
 
     @abstractmethod
-    async def within(self, seconds: float, call: Callable[[C], Awaitable[T]], argument: C) -> T:
+    async def within(
+        self,
+        seconds: float,
+        call: Callable[[C], Awaitable[T]],
+        argument: C,
+        late: Callable[[T], Awaitable[object]] | None = None,
+    ) -> T:
         """Run `call(argument)` and cancel it once it has taken `seconds`.
 
         A value or another error that comes out anyway is kept, and a cancellation by the caller
@@ -172,6 +180,8 @@ class Runtime(ABC):
             seconds: The limit, above zero and finite.
             call: What to run.
             argument: What to give it.
+            late: Called with a result that comes after the limit, where what runs is not stopped
+                but left alone.
 
         Raises:
             DeadlineReached: The limit passed and that is what ended the call.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast
 from attrs import frozen, has
 from typing_extensions import TypeVar as DefaultTypeVar
 
-from .._context import ResilienceContext
+from .._context import ResilienceContext, refuse, refuse_awaitable
 from .._errors import ExecutionRejectedError, MisuseError
 from .._options import shown
 from .._outcome import Failure, Rejected, Success
@@ -110,6 +110,13 @@ class Site:
         """
         return rejection(kind, context, self.pipeline_name, self.strategy_name, reason, **fields)
 
+    def discarder(self, context: ResilienceContext) -> Callable[[Any], Coroutine[Any, Any, None]]:
+        """Give what closes a result that comes when the execution has ended already."""
+        stream = context._stream
+        if stream is not None:
+            return stream.discard
+        return partial(self.discard, context.fork())
+
     async def discard(self, context: ResilienceContext, result: Any) -> None:
         """Close a result that nobody will receive; errors of closing are swallowed."""
         if context._stream is not None:
@@ -146,6 +153,10 @@ def origin(pipeline_name: str | None, strategy_name: str) -> str:
 
 async def close_shielded(context: ResilienceContext, subject: object, timeout: float) -> None:
     """Close something discarded, kept from the caller's cancellation for at most `timeout`."""
+    if context._sync is not None:
+        with suppress(Exception):
+            close_here(subject)
+        return
     with suppress(Exception):  # the outcome that made us discard it is the news
         await context.runtime.shielded(partial(close, subject), timeout)
 
@@ -159,32 +170,49 @@ async def close(subject: object) -> None:
             await closing
 
 
-def _closer(subject: object) -> Callable[[], object] | None:
+def close_here(subject: object) -> None:
+    """Close anything by `close()`, in a synchronous call."""
+    closer = _closer(subject, "close")
+    if closer is not None:
+        closing = closer()
+        if inspect.isawaitable(closing):
+            refuse(closing, f"close() of {subject!r}")
+
+
+def _closer(subject: object, *names: str) -> Callable[[], object] | None:
     if isinstance(subject, type):
         return None
-    for name in ("aclose", "close"):
+    for name in names or ("aclose", "close"):
         closer: Any = getattr(subject, name, None)
         if callable(closer):
             return cast("Callable[[], object]", closer)
     return None
 
 
-async def call_user(fn: Callable[[Any], V | Awaitable[V]], event: object) -> V:
-    """Call a hook, generator or action of the user's, plain or async, with its event."""
+async def call_user(fn: Callable[[Any], V | Awaitable[V]], event: object, name: str) -> V:
+    """Call a hook, generator or action of the user's, plain or async, with its event.
+
+    Raises:
+        MisuseError: It is async and the call is not; `name` says which it was.
+    """
     answer = fn(event)
     if inspect.isawaitable(answer):
+        refuse_awaitable(answer, name)
         return await cast("Awaitable[V]", answer)
     return answer
 
 
 async def run_hook(
-    hook: Callable[[Any], object] | None, event: object, failure: BaseException | None = None
+    hook: Callable[[Any], object] | None,
+    event: object,
+    name: str,
+    failure: BaseException | None = None,
 ) -> None:
     """Call a hook, if there is one; what it raises gets the attempt's failure as its context."""
     if hook is None:
         return
     try:
-        await call_user(hook, event)
+        await call_user(hook, event, name)
     except BaseException as error:
         chain(error, failure)
         raise

@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 from attrs import field, frozen
 
-from .._context import ResilienceContext
+from .._context import ResilienceContext, refuse_awaitable
 from .._durations import Duration
 from .._errors import BrokenCircuitError, IsolatedCircuitError, MisuseError
 from .._locks import Lock
@@ -390,7 +390,7 @@ class _BoundCircuitBreaker:
             return ticket
         try:
             event = CircuitHalfOpenedEvent(context=context)
-            await self._announce(step, self._options.on_half_opened, event)
+            await self._announce(step, self._options.on_half_opened, event, "on_half_opened")
         except BaseException:
             with self._lock:
                 self._state.release(ticket)
@@ -434,7 +434,7 @@ class _BoundCircuitBreaker:
         elif closed:
             outcome = outcome_of(context, error, result)
             event = CircuitClosedEvent(context=context, outcome=outcome, manual=False)
-            await self._announce(step, self._options.on_closed, event)
+            await self._announce(step, self._options.on_closed, event, "on_closed")
 
     async def _opened(
         self, context: ResilienceContext, opening: Opening, error: Exception | None, result: Any
@@ -451,7 +451,7 @@ class _BoundCircuitBreaker:
             break_duration=duration,
             manual=False,
         )
-        await self._announce(opening.number, self._options.on_opened, event)
+        await self._announce(opening.number, self._options.on_opened, event, "on_opened")
 
     async def _compute_break(self, context: ResilienceContext, opening: Opening) -> float:
         generator = self._options.break_duration_generator
@@ -463,7 +463,7 @@ class _BoundCircuitBreaker:
             failure_count=opening.failure_count,
             half_open_attempts=opening.half_open_attempts,
         )
-        answer = await call_user(generator, event)
+        answer = await call_user(generator, event, "break_duration_generator")
         generated = generated_seconds("break_duration_generator", answer)
         if generated is None:
             return self._options.break_duration
@@ -475,10 +475,10 @@ class _BoundCircuitBreaker:
     # ---- announcing ---------------------------------------------------------------------------
 
     async def _announce(
-        self, step: int, hook: Callable[[Any], object] | None, event: object
+        self, step: int, hook: Callable[[Any], object] | None, event: object, name: str
     ) -> None:
         """Call the hook of a step; once it was called the next step may follow, and it is awaited."""
-        await run_hook(partial(self._called, step, hook), event)
+        await run_hook(partial(self._called, step, hook), event, name)
 
     def _called(self, step: int, hook: Callable[[Any], object] | None, event: object) -> object:
         try:
@@ -541,4 +541,6 @@ class _BoundCircuitBreaker:
                 hook = self._pending.popleft()
             except IndexError:  # another thread was quicker
                 return
-            await hook()
+            answer = hook()
+            refuse_awaitable(answer, "a hook of a transition by hand")
+            await answer

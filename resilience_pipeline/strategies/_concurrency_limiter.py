@@ -18,6 +18,7 @@ from typing import Any
 
 from attrs import field, frozen
 
+from .._cancellation import Orphans
 from .._context import ResilienceContext
 from .._errors import ConcurrencyLimiterRejectedError
 from .._locks import Lock
@@ -94,10 +95,19 @@ class _BoundConcurrencyLimiter:
                 self._free -= 1
         if not admitted:
             await self._wait(context)
+        around = context._sync
+        if around is None:
+            try:
+                return await self._next(context)
+            finally:
+                self._release()
+        # The permit is held by what this call leaves behind in threads, not by what others did.
+        context._sync = inside = Orphans(around)
         try:
             return await self._next(context)
         finally:
-            self._release()
+            context._sync = around
+            inside.when_gone(self._release)
 
     async def handle_holding(self, context: ResilienceContext) -> Any:
         """Do the same, but leave the permit of a stream to whoever closes that."""
@@ -111,14 +121,20 @@ class _BoundConcurrencyLimiter:
         if not admitted:
             await self._wait(context)
         held = False
+        around = context._sync
+        inside = None if around is None else Orphans(around)
+        context._sync = inside
         try:
             # What a strategy inside gave in place of a source is one from here on.
             result = await stream.adopted(context, await self._next(context))
             held = stream.hold(result, self._release)
             return result
         finally:
-            if not held:
+            context._sync = around
+            if not held and inside is None:
                 self._release()
+            elif not held and inside is not None:
+                inside.when_gone(self._release)
 
     async def _wait(self, context: ResilienceContext) -> None:
         """Get a permit by waiting for it, or raise."""
@@ -185,7 +201,7 @@ class _BoundConcurrencyLimiter:
         try:
             if self._options.on_rejected is not None:
                 event = ConcurrencyLimiterRejectedEvent(context=context)
-                await run_hook(self._options.on_rejected, event, error)
+                await run_hook(self._options.on_rejected, event, "on_rejected", error)
             raise error
         finally:
             del error

@@ -136,7 +136,7 @@ class _BoundFallback:
 
     async def _substitute(self, event: FallbackEvent, error: Exception | None) -> Any:
         options = self._options
-        await run_hook(options.on_fallback, event, error)
+        await run_hook(options.on_fallback, event, "on_fallback", error)
         if options.fallback_action is None:
             return options.fallback_value
-        return await call_user(options.fallback_action, event)
+        return await call_user(options.fallback_action, event, "fallback_action")

@@ -111,7 +111,7 @@ class Hedging(Strategy[Never]):
 
     Every attempt, the first included, runs in a task of its own with a copy of the caller's context;
     the winner's properties are merged back. Losers are cancelled and awaited before the outcome
-    comes out, and their results closed. If every outcome is handled, the first attempt's comes out.
+    comes out (in threads, which can't be stopped, they are left alone), and their results closed. If every outcome is handled, the first attempt's comes out.
     Use it where calls may run twice and stop when they are cancelled.
 
     Args:
@@ -220,7 +220,7 @@ class _Run:
         self._site = site
         self._latencies = latencies
         self._context = context
-        self._race = Race(context.runtime, next)
+        self._race = Race(context.runtime, next, site)
         #: Handled outcomes for each of which the next attempt is to be launched at once.
         self._due = 0
         #: Whether the action generator gave nothing, and no attempt has come out since.
@@ -315,7 +315,9 @@ class _Run:
         if generator is None:
             return self._options.delay
         event = HedgingDelayEvent(context=self._context, attempt=len(self._race.entrants))
-        generated = generated_seconds("delay_generator", await call_user(generator, event))
+        generated = generated_seconds(
+            "delay_generator", await call_user(generator, event, "delay_generator")
+        )
         return self._options.delay if generated is None else generated
 
     # ---- launching
@@ -331,7 +333,7 @@ class _Run:
         event = HedgingEvent(
             context=self._context, attempt_context=context, attempt=context.attempt - 1
         )
-        await run_hook(self._options.on_hedging, event, self._failure())
+        await run_hook(self._options.on_hedging, event, "on_hedging", self._failure())
         return context
 
     def _attempt_context(self) -> ResilienceContext:
@@ -356,7 +358,7 @@ class _Run:
             callback=partial(fn, *args) if args else fn,
         )
         try:
-            action = await call_user(generator, event)
+            action = await call_user(generator, event, "action_generator")
             if action is not None and not callable(action):
                 msg = (
                     f"action_generator must give an async function without arguments, or None, "

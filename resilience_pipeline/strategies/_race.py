@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .._context import ResilienceContext, enter
+from .._locks import Lock
 from .._outcome import Failure, Rejected, Success
-from ._base import Handler
+from ._base import Handler, Site
 
 if TYPE_CHECKING:
     from ..runtime import Child, Runtime, Waiter
@@ -27,11 +29,13 @@ class Entrant:
         began: When it was launched; `ended`, when it came in.
         delay: Seconds between the launch before and this one.
         is_in: Whether it has come to its end; `result` and `error` tell how.
+        abandoned: Whether it was left alone, in a thread that can't be stopped.
         judged: Whether somebody has looked at how it ended; `outcome` is for whoever that was.
         handled: Whether it was judged, and is not to win.
     """
 
     __slots__ = (
+        "abandoned",
         "began",
         "child",
         "context",
@@ -56,22 +60,27 @@ class Entrant:
         self.error: BaseException | None = None
         self.outcome: Success[Any] | Rejected[Any] | Failure | None = None
         self.is_in = False
+        self.abandoned = False
         self.judged = self.handled = False
 
 
 class Race:
     """The attempts of one execution, in the order of their launch."""
 
-    __slots__ = ("_next", "_now", "_runtime", "_waiter", "entrants")
+    __slots__ = ("_lock", "_next", "_now", "_runtime", "_site", "_waiter", "entrants")
 
     def __init__(
         self,
         runtime: Runtime,
         next: Handler,  # noqa: A002
+        site: Site,
     ) -> None:
         self._runtime = runtime
         self._next = next
         self._now = runtime.now
+        self._site = site
+        #: Who has come in, and who was left alone: in threads both may happen at once.
+        self._lock = Lock()
         self._waiter: Waiter | None = None
         self.entrants: list[Entrant] = []
 
@@ -105,13 +114,23 @@ class Race:
 
     async def _run(self, entrant: Entrant) -> None:
         enter(entrant.context)  # for this task alone, so that nothing is to be taken back
+        discard = self._site.discarder(entrant.context) if self._runtime.abandons else None
         try:
             entrant.result = await self._next(entrant.context)
         except BaseException as error:  # noqa: BLE001 - whoever decides the race raises it, or nobody
             entrant.error = self._runtime.carried(error)
-        entrant.ended = self._now()
-        entrant.is_in = True
-        self._wake()
+        ended = self._now()
+        with self._lock:
+            entrant.is_in = True
+            abandoned = entrant.abandoned
+            if not abandoned:
+                entrant.ended = ended
+        if abandoned:
+            result, entrant.result, entrant.error = entrant.result, None, None
+            if result is not None and discard is not None:
+                await self._runtime.shielded(partial(discard, result), math.inf)
+        else:
+            self._wake()
 
     # ---- watching
 
@@ -146,22 +165,27 @@ class Race:
             self._waiter = None
 
     def _wake(self) -> None:
-        if self._waiter is not None:
-            self._waiter.wake()
+        waiter = self._waiter
+        if waiter is not None:
+            waiter.wake()
 
     # ---- the end
 
     async def call_off(self) -> None:
         """Cancel everybody who is on the way, once, and wait until they have gone.
 
-        Out of reach of the caller's cancellation, which comes out afterwards. A winner's task is
-        left alone: it has ended.
+        Out of reach of the caller's cancellation, which comes out afterwards. In threads, which
+        can't be stopped, they are left alone instead, and close themselves what they bring.
         """
-        running = [entrant for entrant in self.entrants if not entrant.is_in]
+        now = self._now()
+        with self._lock:
+            running = [entrant for entrant in self.entrants if not entrant.is_in]
+            for entrant in running:
+                entrant.abandoned, entrant.ended = self._runtime.abandons, now
         for entrant in running:
-            assert entrant.child is not None
-            entrant.child.cancel()
-        if running:
+            if entrant.child is not None:  # or it was interrupted where it was started
+                entrant.child.cancel()
+        if running and not self._runtime.abandons:
             await self._runtime.shielded(self._all_in, math.inf)
 
     async def _all_in(self) -> None:

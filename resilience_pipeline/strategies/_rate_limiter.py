@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from attrs import field, frozen
 
-from .._context import ResilienceContext
+from .._context import ResilienceContext, refuse_awaitable
 from .._errors import MisuseError, RateLimiterRejectedError
 from .._locks import Lock
 from .._options import (
@@ -158,21 +158,26 @@ class SlidingWindow(RateLimit):
 
 
 class _Shared:
-    """A built-in state behind a lock, so that check and take are one step for all threads."""
+    """A built-in state behind a lock, so that check and take are one step for all threads.
 
-    __slots__ = ("_lock", "_state")
+    The clock is read within: a thread that is held up between reading it and the lock would look
+    like a clock that was set back.
+    """
 
-    def __init__(self, state: _State) -> None:
+    __slots__ = ("_lock", "_now", "_state")
+
+    def __init__(self, state: _State, now: Callable[[], float]) -> None:
         self._lock = Lock()
         self._state = state
+        self._now = now
 
-    def try_acquire(self, now: float) -> float:
+    def try_acquire(self) -> float:
         with self._lock:
-            return self._state.try_acquire(now)
+            return self._state.try_acquire(self._now())
 
-    def wait_for(self, now: float, permits: int) -> float:
+    def wait_for(self, permits: int) -> float:
         with self._lock:
-            return self._state.wait_for(now, permits)
+            return self._state.wait_for(self._now(), permits)
 
 
 @frozen(kw_only=True, eq=False)
@@ -262,14 +267,14 @@ class _BoundRateLimiter:
         #: Our own state knows how long a whole queue has to wait; a foreign one doesn't.
         self._own: _Shared | None = None
         if isinstance(options.limiter, RateLimit):
-            self._own = _Shared(options.limiter.start())
+            self._own = _Shared(options.limiter.start(), site.now)
 
     async def handle(self, context: ResilienceContext) -> Any:
         if self._queue:
             await self._wait(context)
         else:
             own = self._own
-            wait = await self._ask() if own is None else own.try_acquire(self._site.now())
+            wait = await self._ask() if own is None else own.try_acquire()
             if wait > 0:
                 await self._wait(context, wait)
         return await self._next(context)
@@ -277,10 +282,11 @@ class _BoundRateLimiter:
     async def _ask(self) -> float:
         """Ask the limit, whoever made it; what a foreign one answers is looked at."""
         if self._own is not None:
-            return self._own.try_acquire(self._site.now())
+            return self._own.try_acquire()
         limiter: Any = self._options.limiter
         wait: Any = limiter.try_acquire(self._site.now())
         if inspect.isawaitable(wait):
+            refuse_awaitable(wait, f"try_acquire() of {limiter!r}")
             wait = await wait
         if not is_number(wait):
             msg = (
@@ -309,7 +315,7 @@ class _BoundRateLimiter:
         """Seconds until a newcomer could have a permit, as far as the limiter can tell."""
         if self._own is None:
             return asked
-        return self._own.wait_for(self._site.now(), len(self._queue) + 1)
+        return self._own.wait_for(len(self._queue) + 1)
 
     def _join(self, place: _Place, asked: float | None) -> bool:
         """Take a place in the queue, if there is one and it can be of use."""
@@ -378,7 +384,7 @@ class _BoundRateLimiter:
         try:
             if self._options.on_rejected is not None:
                 event = RateLimiterRejectedEvent(context=context, retry_after=retry_after)
-                await run_hook(self._options.on_rejected, event, error)
+                await run_hook(self._options.on_rejected, event, "on_rejected", error)
             raise error
         finally:
             del error

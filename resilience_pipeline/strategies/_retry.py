@@ -323,7 +323,7 @@ class _Run:
             last_chunk=self.last_chunk,
             outcome=outcome_of(context, error, None),
         )
-        factory = await call_user(resumable, event)
+        factory = await call_user(resumable, event, "resumable")
         if not callable(factory):
             msg = (
                 f"resumable must give a function without arguments that makes the rest of the "
@@ -401,7 +401,7 @@ class _Run:
                 delay=delay,
                 duration=duration,
             )
-            await run_hook(options.on_retry, event, error)
+            await run_hook(options.on_retry, event, "on_retry", error)
             # The hook may have taken its time.
             if self._too_late(delay):
                 return None
@@ -475,7 +475,9 @@ class _Run:
             outcome=outcome_of(self._context, error, result),
             attempt=self._attempt,
         )
-        return generated_seconds("delay_generator", await call_user(generator, event))
+        return generated_seconds(
+            "delay_generator", await call_user(generator, event, "delay_generator")
+        )
 
     def _too_late(self, delay: float) -> bool:
         limit = self._options.max_elapsed

@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from .._context import ResilienceContext
+from .._context import ResilienceContext, enter
 from .._durations import Duration
 from .._errors import DeadlineReached, TimeoutRejectedError
 from .._options import (
@@ -55,7 +55,8 @@ class TimeoutEvent:
 class Timeout(Strategy[TimeoutRejectedError]):
     """Limit how long the inside may take; for a stream, until its first chunk.
 
-    When the limit passes, the inside is cancelled and awaited. If it ends with that cancellation,
+    When the limit passes, the inside is cancelled and awaited (in a thread, which can't be stopped, it
+    is left alone). If it ends with that cancellation,
     `TimeoutRejectedError` is raised (also a builtin `TimeoutError`); a value or another error that
     comes out anyway is kept. The caller's own cancellation stays one, and wins if both happen.
 
@@ -107,6 +108,8 @@ class _BoundTimeout:
         cause: BaseException | None = None
         if limit > 0:
             try:
+                if context._sync is not None:
+                    return await self._run_in_thread(context, limit)
                 return await context.runtime.within(limit, self._next, context)
             except DeadlineReached as reached:
                 cause = reached.__cause__
@@ -116,15 +119,31 @@ class _BoundTimeout:
         try:
             if self._on_timeout is not None:
                 event = TimeoutEvent(context=context, timeout=limit)
-                await run_hook(self._on_timeout, event, error)
+                await run_hook(self._on_timeout, event, "on_timeout", error)
             # What was cancelled shows where the time was spent.
             raise error from cause
         finally:
             del error, cause
 
+    async def _run_in_thread(self, context: ResilienceContext, limit: float) -> Any:
+        """Run the inside where it may be left alone, and what it then does to its context with it."""
+        own = context.fork(context.properties)
+        own._history = context._history
+        late = self._site.discarder(context)
+        try:
+            return await context.runtime.within(limit, self._enter, own, late)
+        finally:
+            context._invocations = own._invocations
+
+    async def _enter(self, context: ResilienceContext) -> Any:
+        enter(context)  # for the thread's job alone, so that nothing is to be taken back
+        return await self._next(context)
+
     async def _generated_limit(
         self, context: ResilienceContext, generator: Callable[[TimeoutGeneratorEvent], Any]
     ) -> float:
-        generated = await call_user(generator, TimeoutGeneratorEvent(context=context))
+        generated = await call_user(
+            generator, TimeoutGeneratorEvent(context=context), "timeout_generator"
+        )
         limit = generated_seconds("timeout_generator", generated)
         return math.inf if limit is None else limit

@@ -33,6 +33,7 @@ from weakref import WeakKeyDictionary
 from resilience_pipeline._locks import Lock
 
 from ._loops import Host, current_host, is_running
+from ._thread_signals import ThreadHost, ThreadsAtWork, ThreadSignal
 
 if TYPE_CHECKING:
     from ._loops import Loop
@@ -156,7 +157,7 @@ class Party:
 class Timeline:
     """The present of one clock, and the loops that wait for it to move."""
 
-    __slots__ = ("_parties", "advancing", "autojump", "lock", "now", "timers")
+    __slots__ = ("_parties", "advancing", "autojump", "lock", "now", "threads", "timers")
 
     def __init__(self, start: float, *, autojump: bool) -> None:
         self.now = start
@@ -164,6 +165,7 @@ class Timeline:
         self.timers = Timers()
         self.lock = self.timers.lock  # guards everything here
         self.advancing = 0
+        self.threads = ThreadsAtWork(self)
         self._parties: WeakKeyDictionary[Loop, Party] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -237,12 +239,30 @@ class Timeline:
             if not mine.pending:
                 self.leave(loop, mine)
                 return []
-            mine.idle = self.advancing > 0 or any(
-                # Two loops never run in one thread at once, so one of this thread is suspended.
-                not party.idle and party.thread != get_ident() and is_running(other)
-                for other, party in self._parties.items()
-            )
+            mine.idle = self.advancing > 0 or self.threads.count > 0 or self._is_any_loop_busy()
             return [] if mine.idle else self._take_due(_LAST_INSTANT)
+
+    def _is_any_loop_busy(self) -> bool:
+        return any(
+            # Two loops never run in one thread at once, so one of this thread is suspended.
+            not party.idle and party.thread != get_ident() and is_running(other)
+            for other, party in self._parties.items()
+        )
+
+    def jump_from_thread(self) -> None:
+        """Called where a thread begins to wait, or ends: go on if nobody is at work any more.
+
+        Where loops take part too, the last of them to look finds that out.
+        """
+        while self.autojump:
+            with self.lock:
+                if self.threads.count > 0 or self.advancing or self._is_any_loop_busy():
+                    return
+                due = self._take_due(_LAST_INSTANT)
+            if not due:
+                return
+            for timer in due:
+                self.run(timer)
 
 
 class VirtualClock:
@@ -283,6 +303,27 @@ class VirtualClock:
     def __repr__(self) -> str:
         return repr(self._timeline)
 
+    def _host(self, method: str) -> Host | ThreadHost:
+        host = current_host()
+        if host is not None:
+            return host
+        if not self._timeline.threads.is_here:
+            msg = (
+                f"VirtualClock.{method}() must be awaited in an asyncio or trio task, or within a "
+                f"synchronous call"
+            )
+            raise RuntimeError(msg)
+        return ThreadHost(self, self._timeline)
+
+    # What threads wait with, see `runtime._threads`.
+
+    @property
+    def _threads_at_work(self) -> ThreadsAtWork:
+        return self._timeline.threads
+
+    def _thread_signal(self) -> ThreadSignal:
+        return ThreadSignal(self, self._timeline)
+
     @property
     def pending(self) -> int:
         """How many sleepers and callbacks are waiting for their time."""
@@ -306,7 +347,7 @@ class VirtualClock:
             RuntimeError: Awaited outside of an asyncio or trio task.
         """
         seconds = _number("seconds", seconds)
-        host = _required_host("sleep")
+        host = self._host("sleep")
         if seconds <= 0:
             await host.checkpoint()
         else:
@@ -359,8 +400,8 @@ class VirtualClock:
         if seconds < 0:
             msg = f"seconds must not be negative, got {seconds!r}: a clock never goes back"
             raise ValueError(msg)
-        host = _required_host("advance")
         timeline = self._timeline
+        host = self._host("advance")
         target = timeline.now + seconds
         with timeline.lock:
             timeline.advancing += 1
@@ -372,14 +413,6 @@ class VirtualClock:
         finally:
             with timeline.lock:
                 timeline.advancing -= 1
-
-
-def _required_host(method: str) -> Host:
-    host = current_host()
-    if host is None:
-        msg = f"VirtualClock.{method}() must be awaited in an asyncio or trio task"
-        raise RuntimeError(msg)
-    return host
 
 
 def _number(name: str, value: object, *, finite: bool = False) -> float:

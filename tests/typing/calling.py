@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any, assert_type
 
 from resilience_pipeline import (
+    Outcome,
     PropertyKey,
     ResilienceContext,
     ResiliencePipelineBuilder,
     ResilienceStream,
+    SyncResilienceStream,
+    TimeoutRejectedError,
     current_context,
 )
 
@@ -26,6 +29,10 @@ async def nothing() -> None: ...
 
 
 def plain(url: str) -> int:
+    raise NotImplementedError
+
+
+def chunks(count: int) -> Iterator[str]:
     raise NotImplementedError
 
 
@@ -204,7 +211,12 @@ async def wrap() -> None:
     await service.fetch("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await Service.of_class("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     streaming("1", c=1.0)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    pipeline.wrap(plain)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    assert_type(pipeline.wrap(plain)("url"), int)
+    assert_type(pipeline.execute_sync(plain, "url"), int)
+    assert_type(pipeline.settle_sync(plain, "url"), Outcome[int, TimeoutRejectedError])
+    assert_type(pipeline.wrap(chunks)(1), SyncResilienceStream[str])
+    assert_type(pipeline.execute_stream_sync(chunks, 1), SyncResilienceStream[str])
+    pipeline.execute_sync(plain, 1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def keeps_signature(fn: Callable[[int], Coroutine[Any, Any, str]]) -> None: ...
