@@ -1,7 +1,7 @@
 """What every test gets: both event loops, repeatable properties, and a look for tasks left behind.
 
 A test of something that holds on every loop is marked ``@pytest.mark.anyio`` and runs once on
-asyncio and once on trio. A test of asyncio alone is marked ``@pytest.mark.asyncio``.
+asyncio and once on trio, and in threads where it can. A test of asyncio alone is marked ``@pytest.mark.asyncio``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, settings
+
+from support.threads_column import BACKENDS, has_threads, pytest_generate_tests, pytest_pyfunc_call
+
+__all__ = ["pytest_generate_tests", "pytest_pyfunc_call"]  # hooks of the third column
 
 # Derandomised, so that a red run is red again; `--hypothesis-profile=explore` hunts for more.
 settings.register_profile(
@@ -24,9 +28,9 @@ settings.register_profile("explore", deadline=None, max_examples=5_000)
 settings.load_profile("repeatable")
 
 
-@pytest.fixture(params=["asyncio", "trio"])
+@pytest.fixture(params=BACKENDS)
 def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """The event loop an ``anyio`` test runs on."""
+    """The event loop an ``anyio`` test runs on, or ``threads`` (see `support.threads_column`)."""
     backend: str = request.param
     return backend
 
@@ -38,6 +42,8 @@ def _no_task_left(request: pytest.FixtureRequest) -> None:
     Being autouse it comes first and is torn down last: after the test's own fixtures.
     """
     node: pytest.Item = request.node
+    if has_threads(node):
+        return
     if node.get_closest_marker("anyio"):
         request.getfixturevalue("_anyio_task_guard")
     elif node.get_closest_marker("asyncio"):
