@@ -11,7 +11,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import bench_calls, bench_import, bench_in_flight, bench_memory, bench_streams, report
+from . import (
+    bench_calls,
+    bench_import,
+    bench_in_flight,
+    bench_memory,
+    bench_streams,
+    bench_threads,
+    report,
+)
 from .measure import Settings
 from .rows import Result, Row
 
@@ -19,6 +27,7 @@ ROWS: tuple[Row, ...] = (
     *bench_calls.ROWS,
     *bench_streams.ROWS,
     *bench_in_flight.ROWS,
+    *bench_threads.ROWS,
     *bench_memory.ROWS,
     *bench_import.ROWS,
 )
