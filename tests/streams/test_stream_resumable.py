@@ -975,6 +975,7 @@ async def test_broken_off_without_a_block_in_a_resumed_run() -> None:
     async for chunk in resuming().execute_stream(sources):
         if chunk == "b":
             break
+    sources.scripts = ()  # which hold the error, and that by its frames the stream
     gc.collect()
     await tick()
     assert (sources.calls, sources.open) == (2, 0)
