@@ -343,7 +343,11 @@ def test_threads_and_tasks_are_served_in_the_order_in_which_they_came() -> None:
 def interrupted(when: Callable[[], object]) -> Iterator[None]:
     """Have Ctrl-C pressed in the block as soon as something is the case, and expect its end by that."""
     main, over = threading.get_ident(), threading.Event()
-    before = signals.signal(signals.SIGUSR1, lambda *_: None)
+    before = {
+        signals.SIGUSR1: signals.signal(signals.SIGUSR1, lambda *_: None),
+        # In a job that a shell has put into the background it is ignored.
+        signals.SIGINT: signals.signal(signals.SIGINT, signals.default_int_handler),
+    }
 
     def interrupt() -> None:
         until(when)
@@ -359,7 +363,8 @@ def interrupted(when: Callable[[], object]) -> Iterator[None]:
     finally:
         over.set()
         beside.result()
-        signals.signal(signals.SIGUSR1, before)
+        for number, handler in before.items():
+            signals.signal(number, handler)
 
 
 WAITS: dict[str, Callable[[], Any]] = {
