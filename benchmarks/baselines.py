@@ -31,7 +31,7 @@ class Retry:
         self._attempts = attempts
         self._delay = delay
 
-    async def __call__(self, fn: Callable[[], Awaitable[T]]) -> T:
+    async def run(self, fn: Callable[[], Awaitable[T]]) -> T:
         for attempt in range(1, self._attempts + 1):
             try:
                 return await fn()
@@ -48,7 +48,7 @@ class Timeout:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
 
-    async def __call__(self, fn: Callable[[], Awaitable[T]]) -> T:
+    async def run(self, fn: Callable[[], Awaitable[T]]) -> T:
         async with asyncio.timeout(self._seconds):
             return await fn()
 
@@ -62,7 +62,7 @@ class CircuitBreaker:
         self._failures = 0
         self._open_until = 0.0
 
-    async def __call__(self, fn: Callable[[], Awaitable[T]]) -> T:
+    async def run(self, fn: Callable[[], Awaitable[T]]) -> T:
         if self._failures >= self._limit:
             now = monotonic()
             if now < self._open_until:
@@ -86,7 +86,7 @@ class ConcurrencyLimiter:
     def __init__(self, permits: int) -> None:
         self._semaphore = asyncio.Semaphore(permits)
 
-    async def __call__(self, fn: Callable[[], Awaitable[T]]) -> T:
+    async def run(self, fn: Callable[[], Awaitable[T]]) -> T:
         async with self._semaphore:
             return await fn()
 
@@ -100,7 +100,7 @@ class RateLimiter:
         self._tokens = float(capacity)
         self._updated = monotonic()
 
-    async def __call__(self, fn: Callable[[], Awaitable[T]]) -> T:
+    async def run(self, fn: Callable[[], Awaitable[T]]) -> T:
         now = monotonic()
         refilled = self._tokens + (now - self._updated) * self._per_second
         self._tokens = min(float(self._capacity), refilled)
@@ -118,7 +118,7 @@ class Hedging:
     def __init__(self, delay: float) -> None:
         self._delay = delay
 
-    async def __call__(self, fn: Callable[[], Awaitable[T]]) -> T:
+    async def run(self, fn: Callable[[], Awaitable[T]]) -> T:
         tasks = [asyncio.ensure_future(fn())]
         try:
             await asyncio.wait(tasks, timeout=self._delay)
@@ -164,7 +164,7 @@ class Stack:
         self._failures = 0
         self._open_until = 0.0
 
-    async def __call__(self, fn: Callable[[], Awaitable[T]]) -> T:
+    async def run(self, fn: Callable[[], Awaitable[T]]) -> T:
         async with self._semaphore:
             for attempt in range(1, self._attempts + 1):
                 try:

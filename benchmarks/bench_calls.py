@@ -44,7 +44,7 @@ def _retry() -> Mapping[str, Loop]:
     pipeline = ResiliencePipelineBuilder().add_retry(max_retry_attempts=3, delay=1).build()
     return {
         OURS: repeat_with(pipeline.execute, work),
-        BY_HAND: repeat_with(baselines.Retry(attempts=4, delay=1), work),
+        BY_HAND: repeat_with(baselines.Retry(attempts=4, delay=1).run, work),
     }
 
 
@@ -52,7 +52,7 @@ def _timeout() -> Mapping[str, Loop]:
     pipeline = ResiliencePipelineBuilder().add_timeout(10).build()
     return {
         OURS: repeat_with(pipeline.execute, work),
-        BY_HAND: repeat_with(baselines.Timeout(10), work),
+        BY_HAND: repeat_with(baselines.Timeout(10).run, work),
     }
 
 
@@ -60,7 +60,7 @@ def _breaker() -> Mapping[str, Loop]:
     pipeline = ResiliencePipelineBuilder().add_circuit_breaker().build()
     return {
         OURS: repeat_with(pipeline.execute, work),
-        BY_HAND: repeat_with(baselines.CircuitBreaker(failures=10, seconds=5), work),
+        BY_HAND: repeat_with(baselines.CircuitBreaker(failures=10, seconds=5).run, work),
     }
 
 
@@ -68,7 +68,7 @@ def _concurrency_limiter() -> Mapping[str, Loop]:
     pipeline = ResiliencePipelineBuilder().add_concurrency_limiter(100, 100).build()
     return {
         OURS: repeat_with(pipeline.execute, work),
-        BY_HAND: repeat_with(baselines.ConcurrencyLimiter(100), work),
+        BY_HAND: repeat_with(baselines.ConcurrencyLimiter(100).run, work),
     }
 
 
@@ -76,7 +76,7 @@ def _rate_limiter() -> Mapping[str, Loop]:
     bucket = TokenBucket(1_000_000_000, 1_000_000_000)
     pipeline = ResiliencePipelineBuilder().add_rate_limiter(bucket).build()
     limiter = baselines.RateLimiter(1_000_000_000, 1_000_000_000)
-    return {OURS: repeat_with(pipeline.execute, work), BY_HAND: repeat_with(limiter, work)}
+    return {OURS: repeat_with(pipeline.execute, work), BY_HAND: repeat_with(limiter.run, work)}
 
 
 def stack() -> ResiliencePipeline[Exception]:
@@ -100,14 +100,14 @@ def stack_by_hand() -> baselines.Stack:
 def _stack() -> Mapping[str, Loop]:
     return {
         OURS: repeat_with(stack().execute, work),
-        BY_HAND: repeat_with(stack_by_hand(), work),
+        BY_HAND: repeat_with(stack_by_hand().run, work),
     }
 
 
 def _suspending_stack() -> Mapping[str, Loop]:
     return {
         OURS: repeat_with(stack().execute, suspending),
-        BY_HAND: repeat_with(stack_by_hand(), suspending),
+        BY_HAND: repeat_with(stack_by_hand().run, suspending),
     }
 
 
@@ -115,7 +115,7 @@ def _failing() -> Mapping[str, Loop]:
     pipeline = ResiliencePipelineBuilder().add_retry(max_retry_attempts=3, delay=0).build()
     return {
         OURS: repeat_with(pipeline.execute, FailingThrice()),
-        BY_HAND: repeat_with(baselines.Retry(attempts=4, delay=0), FailingThrice()),
+        BY_HAND: repeat_with(baselines.Retry(attempts=4, delay=0).run, FailingThrice()),
     }
 
 
@@ -139,7 +139,7 @@ def _open_circuit() -> Mapping[str, Loop]:
     async def hand_written(count: int) -> None:
         for _ in range(count):
             try:  # noqa: SIM105 - as one would write it by hand, and `suppress` has a cost
-                await breaker(fail)
+                await breaker.run(fail)
             except (ConnectionError, baselines.CircuitOpenError):
                 pass
 
@@ -164,7 +164,7 @@ def _hedging_primary() -> Mapping[str, Loop]:
     pipeline = ResiliencePipelineBuilder().add_hedging(delay="1h").build()
     return {
         OURS: repeat_with(pipeline.execute, suspending),
-        BY_HAND: repeat_with(baselines.Hedging(3600), suspending),
+        BY_HAND: repeat_with(baselines.Hedging(3600).run, suspending),
     }
 
 
@@ -172,7 +172,7 @@ def _hedging_secondary() -> Mapping[str, Loop]:
     pipeline = ResiliencePipelineBuilder().add_hedging(delay=0).build()
     return {
         OURS: repeat_with(pipeline.execute, SlowAndQuick()),
-        BY_HAND: repeat_with(baselines.Hedging(0), SlowAndQuick()),
+        BY_HAND: repeat_with(baselines.Hedging(0).run, SlowAndQuick()),
     }
 
 

@@ -40,7 +40,7 @@ async def _in_flight(settings: Settings) -> Result:
     bare = await _bytes_in_flight(lambda fn: fn(), calls)
     taken = {
         OURS: await _bytes_in_flight(stack().execute, calls) - bare,
-        BY_HAND: await _bytes_in_flight(stack_by_hand(), calls) - bare,
+        BY_HAND: await _bytes_in_flight(stack_by_hand().run, calls) - bare,
     }
     return Result(
         cost=f"{taken[OURS]:,.0f} B",

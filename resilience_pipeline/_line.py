@@ -98,7 +98,7 @@ class Line:
         self._deadline = self._runtime.now() + total
         try:
             late = None if context._stream is None else context._stream.discard
-            return await self._runtime.within(total, prime, context, late)
+            return await self._runtime.within(total, prime, context, late=late)
         except (DeadlineReached, TotalReached) as reached:
             cause = reached.__cause__
         raise self._total_error() from cause

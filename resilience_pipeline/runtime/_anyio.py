@@ -48,6 +48,7 @@ class AnyioRuntime(Runtime):
         seconds: float,
         call: Callable[[C], Awaitable[T]],
         argument: C,
+        expired: Callable[[C, BaseException | None], Awaitable[T]] | None = None,
         late: Callable[[T], Awaitable[object]] | None = None,  # noqa: ARG002 - all are awaited
     ) -> T:
         if seconds >= FOREVER:
@@ -59,6 +60,8 @@ class AnyioRuntime(Runtime):
             finally:
                 # Also keeps a limit from hitting the caller's code once the inside has ended.
                 timer.cancel()
+        if expired is not None:
+            return await expired(argument, None)
         raise DeadlineReached
 
     async def shielded(self, fn: Callable[[], Coroutine[Any, Any, T]], timeout: float) -> T:

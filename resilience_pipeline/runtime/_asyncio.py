@@ -15,14 +15,14 @@ caller's own cancellation by counting requests, as `asyncio.timeout` does: ours 
 from __future__ import annotations
 
 import asyncio
-import threading
+import math
 import weakref
 from asyncio import CancelledError, current_task
 from asyncio.events import _get_running_loop, get_running_loop
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import suppress
 from contextvars import copy_context
-from sys import modules
+from sys import modules, version_info
 from time import monotonic
 from types import coroutine
 from typing import Any, TypeVar
@@ -38,15 +38,17 @@ C = TypeVar("C")
 #: limits are few, generated ones may all be different.
 _QUEUES_PER_LOOP = 64
 
+#: Seconds within which limits expire together.
+_TOGETHER = 1e-6
+
 
 class _Deadline:
     """A time limit on one task: who to cancel, and whether that has happened."""
 
-    __slots__ = ("cancelling", "expired", "task", "when")
+    __slots__ = ("cancelling", "expired", "task")
 
-    def __init__(self, task: asyncio.Task[Any], when: float) -> None:
+    def __init__(self, task: asyncio.Task[Any]) -> None:
         self.task = task
-        self.when = when
         self.cancelling = task.cancelling()
         self.expired = False
 
@@ -56,16 +58,26 @@ class _Deadline:
 
 
 class _DeadlineQueue:
-    """Running limits of one length on one loop, in the order of their expiry."""
+    """Running limits of one length on one loop, in the order of their expiry.
 
-    __slots__ = ("_owner", "armed", "running", "seconds")
+    An entry is taken out by its call when that has ended, or by the expiry: whoever finds it gone
+    knows of the other.
+    """
+
+    __slots__ = ("_owner", "armed", "latest", "running", "seconds")
 
     def __init__(self, owner: dict[float, _DeadlineQueue], seconds: float) -> None:
         self._owner = owner
         self.seconds = seconds
-        # A dict for its order and its constant-time removal from the middle.
-        self.running: dict[_Deadline, None] = {}
+        # The tasks to cancel, by time. A dict for its order and its constant-time removal from the
+        # middle; times for keys, because an object for each entry would cost three bare calls.
+        self.running: dict[float, asyncio.Task[Any]] = {}
+        self.latest = 0.0
         self.armed = False
+
+    def next_free(self) -> float:
+        """Give the next time there is after the latest entry: a loop's clock may stand still."""
+        return math.nextafter(self.latest, math.inf)
 
     def arm(self, loop: asyncio.AbstractEventLoop, when: float) -> None:
         self.armed = True
@@ -73,22 +85,20 @@ class _DeadlineQueue:
 
     def _fire(self, loop: asyncio.AbstractEventLoop) -> None:
         """Expire what is due; the timer was set for a head that may have finished long ago."""
-        now = loop.time()
-        for deadline in list(self._due(now)):
-            del self.running[deadline]
-            deadline.expire()
+        for when in list(self._due(loop.time() + _TOGETHER)):
+            self.running.pop(when).cancel()
         if self.running:
-            self.arm(loop, next(iter(self.running)).when)
+            self.arm(loop, next(iter(self.running)))
         else:
             self.armed = False
             # Idle for a whole length: forget it, so that generated lengths do not pile up.
             self._owner.pop(self.seconds, None)
 
-    def _due(self, now: float) -> Iterator[_Deadline]:
-        for deadline in self.running:
-            if deadline.when > now:
+    def _due(self, now: float) -> Iterator[float]:
+        for when in self.running:
+            if when > now:
                 return
-            yield deadline
+            yield when
 
 
 _Queues = dict[float, _DeadlineQueue]
@@ -97,23 +107,38 @@ _queues_of_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Queues] 
 )
 
 
-class _LocalQueues(threading.local):
-    """The queues of the loop that this thread ran last; a look-up by weak key costs ten of these."""
-
-    loop: Callable[[], asyncio.AbstractEventLoop | None] = staticmethod(lambda: None)
-    queues: _Queues
-
-
-_local = _LocalQueues()
-
-
 def _queues_of(loop: asyncio.AbstractEventLoop) -> _Queues:
-    if _local.loop() is not loop:
-        queues = _queues_of_loops.get(loop)
-        if queues is None:
-            queues = _queues_of_loops[loop] = {}
-        _local.loop, _local.queues = weakref.ref(loop), queues
-    return _local.queues
+    queues = _queues_of_loops.get(loop)
+    if queues is None:
+        queues = _queues_of_loops.setdefault(loop, {})
+    return queues
+
+
+def _clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+    """Give the loop's `time()`: as a rule a function in C, which costs a third of the method."""
+    if type(loop).time is asyncio.BaseEventLoop.time:
+        return monotonic
+    known = weakref.ref(loop)
+
+    def now() -> float:
+        running = known()
+        assert running is not None
+        return running.time()
+
+    return now
+
+
+def _no_loop() -> None:
+    """Stand for the weak reference to a loop that has not been seen yet."""
+
+
+# What `current_task` does; a function in Python before 3.12, which doubles the cost of asking.
+_task_of: Callable[[asyncio.AbstractEventLoop], asyncio.Task[Any] | None]
+if version_info >= (3, 12):
+    _task_of = current_task
+else:
+    _tasks: dict[Any, asyncio.Task[Any]] = vars(asyncio.tasks)["_current_tasks"]  # private there
+    _task_of = _tasks.get
 
 
 def in_task() -> bool:
@@ -125,7 +150,14 @@ def in_task() -> bool:
 class AsyncioRuntime(Runtime):
     """Runs pipelines in tasks of any asyncio event loop."""
 
-    __slots__ = ()
+    __slots__ = ("_latest",)
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        super().__init__(clock)
+        # The loop that was used last, its queues and its clock: to look them up costs three bare
+        # calls. One value, so that threads with loops of their own can't see halves of it.
+        self._latest: tuple[Callable[[], object], _Queues, Callable[[], float]]
+        self._latest = (_no_loop, {}, monotonic)
 
     def now(self) -> float:
         return monotonic() if self.clock is None else self.clock.now()
@@ -144,58 +176,81 @@ class AsyncioRuntime(Runtime):
         seconds: float,
         call: Callable[[C], Awaitable[T]],
         argument: C,
+        expired: Callable[[C, BaseException | None], Awaitable[T]] | None = None,
         late: Callable[[T], Awaitable[object]] | None = None,  # noqa: ARG002 - all are awaited
     ) -> T:
         # Asked for once: the running loop costs two bare calls, most of it to tell forks apart.
         loop = get_running_loop()
-        task = current_task(loop)
-        if task is None or seconds >= FOREVER:
-            return await call(argument)
-        if self.clock is not None:
-            return await self._within_clock(self.clock, task, seconds, call, argument)
-        deadline = _Deadline(task, loop.time() + seconds)
-        queues = _queues_of(loop)
-        queue = queues.get(seconds)
-        if queue is None:
-            if len(queues) >= _QUEUES_PER_LOOP:
-                timer = loop.call_at(deadline.when, deadline.expire)
-                del task  # see `_until`
-                return await _until(deadline, timer, call, argument)
-            queue = queues[seconds] = _DeadlineQueue(queues, seconds)
+        task = _task_of(loop)
+        known, queues, now = self._latest
+        if known() is not loop:
+            queues, now = self._look_up(loop)
+        queue = queues.get(seconds) or self._add_queue(queues, seconds)
+        if queue is None or task is None:
+            if task is None or seconds >= FOREVER:
+                return await call(argument)
+            limited = self._within_timer(loop, task, seconds, call, argument)
+            del task  # see `_until`
+            return await _otherwise(limited, argument, expired)
+        when = now() + seconds
+        if when <= queue.latest:
+            when = queue.next_free()
+        queue.latest = when
         if not queue.armed:
-            queue.arm(loop, deadline.when)
+            queue.arm(loop, when)
         running = queue.running
-        running[deadline] = None
+        running[when] = task
+        cancelling = task.cancelling()
         # `_until` once more, without its frame: this path is what every call with a limit pays.
         try:
             result = await call(argument)
         except CancelledError as error:
-            ours = deadline.expired and _was_ours(deadline)
-            del task, deadline.task
-            if ours:
-                await asyncio.sleep(0)
-                raise DeadlineReached from error
-            raise
+            ours = running.pop(when, None) is None and task.uncancel() <= cancelling
+            del task
+            if not ours:
+                raise
+            cause = error
         except BaseException:
-            if deadline.expired:
+            if running.pop(when, None) is None:
                 task.uncancel()
-            del task, deadline.task
+            del task
             raise
+        else:
+            if running.pop(when, None) is None:
+                task.uncancel()
+            return result
+        try:
+            await _checkpoint()  # see `_until`
+            return await _conclude(argument, cause, expired)
         finally:
-            running.pop(deadline, None)
-        if deadline.expired:
-            task.uncancel()
-        return result
+            del cause
 
-    async def _within_clock(
+    def _look_up(self, loop: asyncio.AbstractEventLoop) -> tuple[_Queues, Callable[[], float]]:
+        """Find the queues of a loop and its clock, and remember them."""
+        queues = _queues_of(loop) if self.clock is None else {}
+        now = _clock_of(loop)
+        self._latest = (weakref.ref(loop), queues, now)
+        return queues, now
+
+    def _add_queue(self, queues: _Queues, seconds: float) -> _DeadlineQueue | None:
+        """Make a queue; `None` where a limit needs a timer of its own, or none at all."""
+        if self.clock is not None or len(queues) >= _QUEUES_PER_LOOP:
+            return None
+        if not 2 * _TOGETHER < seconds < FOREVER:
+            return None
+        queue = queues[seconds] = _DeadlineQueue(queues, seconds)
+        return queue
+
+    async def _within_timer(
         self,
-        clock: Clock,
+        loop: asyncio.AbstractEventLoop,
         task: asyncio.Task[Any],
         seconds: float,
         call: Callable[[C], Awaitable[T]],
         argument: C,
     ) -> T:
-        deadline = _Deadline(task, clock.now() + seconds)
+        deadline = _Deadline(task)
+        del task  # see `_until`
         over = False
 
         def expire() -> None:
@@ -204,7 +259,7 @@ class AsyncioRuntime(Runtime):
             if not over:
                 deadline.expire()
 
-        timer = _start_timer(clock, task.get_loop(), seconds, expire)
+        timer = _start_timer(self.clock, loop, seconds, expire)
         try:
             return await _until(deadline, timer, call, argument)
         finally:
@@ -284,6 +339,36 @@ class AsyncioRuntime(Runtime):
 def _checkpoint() -> Generator[None, None, None]:
     """Go once round the event loop: `asyncio.sleep(0)` without its frame around this."""
     yield
+
+
+async def _otherwise(
+    limited: Awaitable[T],
+    argument: C,
+    expired: Callable[[C, BaseException | None], Awaitable[T]] | None,
+) -> T:
+    """Run what may reach its deadline, and in that case `expired`, if there is one."""
+    try:
+        return await limited
+    except DeadlineReached as reached:
+        cause = reached.__cause__
+    try:
+        return await _conclude(argument, cause, expired)
+    finally:
+        del cause
+
+
+async def _conclude(
+    argument: C,
+    cause: BaseException | None,
+    expired: Callable[[C, BaseException | None], Awaitable[T]] | None,
+) -> T:
+    """End a call whose limit has passed."""
+    try:
+        if expired is None:
+            raise DeadlineReached from cause
+        return await expired(argument, cause)
+    finally:
+        del cause
 
 
 async def _until(

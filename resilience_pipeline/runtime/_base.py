@@ -169,6 +169,7 @@ class Runtime(ABC):
         seconds: float,
         call: Callable[[C], Awaitable[T]],
         argument: C,
+        expired: Callable[[C, BaseException | None], Awaitable[T]] | None = None,
         late: Callable[[T], Awaitable[object]] | None = None,
     ) -> T:
         """Run `call(argument)` and cancel it once it has taken `seconds`.
@@ -180,11 +181,16 @@ class Runtime(ABC):
             seconds: The limit, above zero and finite.
             call: What to run.
             argument: What to give it.
+            expired: What to run in the end if the limit passed and that is what ended the call; it
+                is given the argument and, where there is one, the cancellation that came out.
             late: Called with a result that comes after the limit, where what runs is not stopped
                 but left alone.
 
         Raises:
-            DeadlineReached: The limit passed and that is what ended the call.
+            DeadlineReached: That is what ended the call, and `expired` was not given.
+
+        Raises:
+            DeadlineReached: That is what ended the call, and `expired` was not given.
         """
 
     @abstractmethod

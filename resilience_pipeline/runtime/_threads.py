@@ -100,6 +100,7 @@ class ThreadRuntime(Runtime):
         seconds: float,
         call: Callable[[C], Awaitable[T]],
         argument: C,
+        expired: Callable[[C, BaseException | None], Awaitable[T]] | None = None,
         late: Callable[[T], Awaitable[object]] | None = None,
     ) -> T:
         if seconds >= FOREVER:
@@ -113,9 +114,11 @@ class ThreadRuntime(Runtime):
             if not job.give_up():
                 job.discard()
             raise
-        if job.give_up():
+        if not job.give_up():
+            return job.outcome()
+        if expired is None:
             raise DeadlineReached
-        return job.outcome()
+        return await expired(argument, None)
 
     async def shielded(self, fn: Callable[[], Coroutine[Any, Any, T]], timeout: float) -> T:  # noqa: ARG002
         # Nobody can interrupt a thread, so there is nothing to hold back and no way to cut it short;

@@ -18,6 +18,7 @@ Rules:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal, TypeAlias
 
 from attrs import frozen
@@ -140,11 +141,11 @@ class BreakerState:
             if now < blocked_until or (
                 self.unannounced and now < blocked_until + self._configured_break
             ):
-                return Refusal(OPEN, _until(blocked_until, now), self.last_handled)
+                return Refusal(OPEN, until(blocked_until, now), self.last_handled)
             self._step_to(HALF_OPEN)
             self._half_open_attempts += 1
         elif self._probe is not None and (self.unannounced or now < self._probe.lapses_at):
-            return Refusal(HALF_OPEN, _until(self._probe.lapses_at, now), self.last_handled)
+            return Refusal(HALF_OPEN, until(self._probe.lapses_at, now), self.last_handled)
         # The first after the break, or after a probe that gave its place back or let it lapse.
         self._probe = Probe(now + self._break_duration)
         return self._probe
@@ -159,6 +160,20 @@ class BreakerState:
         if self._counts(ticket):
             self.window.record_success(now)
         return False
+
+    def record_successes(self, noted: Iterable[tuple[Ticket, float]]) -> None:
+        """Count successes of a closed circuit's calls, at least one, with their tickets and times."""
+        if self.state == HALF_OPEN:
+            return
+        tickets: Sequence[Ticket]
+        times: Sequence[float]
+        tickets, times = zip(*noted, strict=True)
+        if tickets.count(self.epoch) != len(tickets):
+            times = [
+                now for ticket, now in zip(tickets, times, strict=True) if ticket == self.epoch
+            ]
+        if times:
+            self.window.record_successes(times)
 
     def record_failure(self, ticket: Ticket, now: float, error: Exception | None) -> Opening | None:
         """Count a failure (`error`, or a handled result); how the circuit has opened by it, if so."""
@@ -249,7 +264,7 @@ class BreakerState:
         self.window.reset()
 
 
-def _until(when: float, now: float) -> float:
+def until(when: float, now: float) -> float:
     """Seconds after which a clock that shows `now` has, by its own sums, reached `when`."""
     left = max(when - now, 0.0)
     while now + left < when:  # the difference was rounded down

@@ -9,12 +9,17 @@ Interleavings that were thought through:
 3. The head's event loop has been closed: waking it fails, and the permit goes to the next one.
 4. It is closed after the head was woken and before that ran: the next one who finds no free permit
    takes it back.
+5. Permits are put down and, while nobody waits, taken up without the lock, in one step each. Another
+   thread may join the queue at any moment, so both sides look once more: who has put a permit down,
+   for somebody waiting; who has joined, for a permit. Nobody overtakes: who sees somebody waiting
+   leaves a permit alone.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from attrs import field, frozen
 
@@ -77,31 +82,45 @@ class ConcurrencyLimiter(Strategy[ConcurrencyLimiterRejectedError]):
 
 
 class _BoundConcurrencyLimiter:
-    __slots__ = ("_free", "_lock", "_next", "_options", "_queue", "_site")
+    __slots__ = ("_free", "_lock", "_next", "_options", "_queue", "_site", "_unused", "_waiting")
 
     def __init__(self, options: ConcurrencyLimiter, next: Handler, site: Site) -> None:  # noqa: A002
         self._options = options
         self._next = next
         self._site = site
         self._lock = Lock()
-        self._free = options.permit_limit
+        # Permits that have been given back, and how many were never taken so far.
+        self._free: deque[Literal[True]] = deque()
+        self._unused = options.permit_limit
         self._queue: WaiterQueue[Any] = WaiterQueue()
+        self._waiting = self._queue.waiting
+
+    @property
+    def free(self) -> int:
+        """How many permits nobody has."""
+        return len(self._free) + self._unused
 
     async def handle(self, context: ResilienceContext) -> Any:
-        with self._lock:
-            # Nobody waits while a permit is free, see `_release`.
-            admitted = self._free > 0
-            if admitted:
-                self._free -= 1
+        # Without the lock, see 5 above: twice through it would cost three bare calls.
+        try:
+            admitted = not self._waiting and self._free.pop()
+        except IndexError:
+            admitted = False
         if not admitted:
             await self._wait(context)
         around = context._sync
-        if around is None:
-            try:
-                return await self._next(context)
-            finally:
-                self._release()
-        # The permit is held by what this call leaves behind in threads, not by what others did.
+        if around is not None:
+            return await self._run_in_thread(context, around)
+        inside = self._next  # called as a method it would cost an eighth of a bare call more
+        try:
+            return await inside(context)
+        finally:
+            self._free.append(True)
+            if self._waiting:
+                self._pass_on()
+
+    async def _run_in_thread(self, context: ResilienceContext, around: Orphans) -> Any:
+        """Run the inside; the permit is held by what this call leaves behind, not by what others did."""
         context._sync = inside = Orphans(around)
         try:
             return await self._next(context)
@@ -114,12 +133,7 @@ class _BoundConcurrencyLimiter:
         stream = context._stream
         if stream is None:
             return await self.handle(context)
-        with self._lock:
-            admitted = self._free > 0
-            if admitted:
-                self._free -= 1
-        if not admitted:
-            await self._wait(context)
+        await self._wait(context)
         held = False
         around = context._sync
         inside = None if around is None else Orphans(around)
@@ -137,7 +151,10 @@ class _BoundConcurrencyLimiter:
                 inside.when_gone(self._release)
 
     async def _wait(self, context: ResilienceContext) -> None:
-        """Get a permit by waiting for it, or raise."""
+        """Get a permit in turn, by waiting for it if need be, or raise."""
+        with self._lock:
+            if self._take():
+                return
         waiter = context.runtime.waiter()
         self._recover()
         with self._lock:
@@ -148,6 +165,8 @@ class _BoundConcurrencyLimiter:
             limits = f"{self._options.permit_limit} calls are inside"
             waiting = f" and {self._options.queue_limit} wait" if self._options.queue_limit else ""
             await self._refuse(context, limits + waiting)
+        if self._free:
+            self._pass_on()
         try:
             await waiter.wait(self._options.max_wait)
         except BaseException:
@@ -165,8 +184,7 @@ class _BoundConcurrencyLimiter:
 
     def _admit_or_join(self, waiter: Any) -> tuple[bool, bool]:
         """Take a permit that has become free meanwhile, or a place in the queue, or neither."""
-        if self._free > 0:
-            self._free -= 1
+        if self._take():
             return True, False
         if len(self._queue) >= self._options.queue_limit:
             self._queue.drop_dead()
@@ -181,12 +199,35 @@ class _BoundConcurrencyLimiter:
             with self._lock:
                 waiter = self._queue.grant()
                 if waiter is None:
-                    self._free += 1
+                    self._free.append(True)
                     return
             if waiter.wake():
                 return
             with self._lock:
                 self._queue.leave(waiter)
+
+    def _take(self) -> bool:
+        """Take a permit, under the lock, if nobody waits for one."""
+        if self._waiting:
+            return False
+        if self._unused > 0:
+            self._unused -= 1
+            return True
+        try:
+            self._free.pop()
+        except IndexError:
+            return False
+        return True
+
+    def _pass_on(self) -> None:
+        """Hand permits that lie free to those who wait."""
+        while self._waiting:
+            with self._lock:
+                try:
+                    self._free.pop()
+                except IndexError:
+                    return
+            self._release()
 
     def _recover(self) -> None:
         """Pass on permits that were handed to somebody whose event loop has been closed since."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from types import TracebackType
 from typing import Any, Literal, Never
 
 from attrs import field, frozen
@@ -199,34 +200,49 @@ class _BoundRetry:
         if stream is None:
             return await self.handle(context)
         run = _Run(self, context)
-        result = await self.handle(context, run)
+        result = await self.attempts(context, run)
         return stream.resumable(result, _Resumption(self, run, context))
 
-    async def handle(self, context: ResilienceContext, run: _Run | None = None) -> Any:
+    async def handle(self, context: ResilienceContext) -> Any:
+        if not self._plain or context._history is not None:
+            return await self.attempts(context, _Run(self, context))
         # A plain run that succeeds at once needs no notes, and making them would double its cost.
-        plain = self._plain and context._history is None
-        run = run or (None if plain else _Run(self, context))
         invocations = context._invocations
         context.attempt = 0
-        error: Exception | None = None
+        inside = self._next  # called as a method it would cost an eighth of a bare call more
+        try:
+            return await inside(context)
+        except Exception as caught:  # noqa: BLE001 - judged, then raised again
+            error = caught
+        run = _Run(self, context)
+        run.invocations = invocations
+        run.first_raise = error.__traceback__
+        try:
+            return await self.attempts(context, run, error)
+        finally:
+            run.first_raise = None
+            del error
+
+    async def attempts(
+        self, context: ResilienceContext, run: _Run, error: Exception | None = None
+    ) -> Any:
+        """Make attempts, the first of which may have failed with `error` already."""
+        result: Any = None
+        inside = self._next
+        is_due = error is None
         try:
             while True:
-                if run is not None:
+                if is_due:
                     run.begin_attempt()
-                try:
-                    result = await self._next(context)
-                except Exception as caught:  # noqa: BLE001 - judged, then raised again
-                    if run is not None:
-                        _keep_last_raise(caught)
-                    error = caught
-                    result = None
-                else:
-                    if run is None or run.is_plain:
-                        return result
-                    error = None
-                if run is None:
-                    run = _Run(self, context)
-                    run.invocations = invocations
+                    try:
+                        result = await inside(context)
+                    except Exception as caught:  # noqa: BLE001 - judged, then raised again
+                        _keep_last_raise(caught, run.first_raise)
+                        error, result = caught, None
+                    else:
+                        if run.is_plain:
+                            return result
+                        error = None
                 goes_on = run.goes_on_at_once(error) if run.is_plain else None
                 if goes_on is None:
                     goes_on = await run.goes_on(error, result)
@@ -234,6 +250,7 @@ class _BoundRetry:
                     break
                 # A checkpoint also where there is nothing to wait.
                 await run.pause(error)
+                is_due = True
             if error is None:
                 return result
             raise error
@@ -254,6 +271,7 @@ class _Run:
         delay: Seconds to wait before the next attempt.
         delivered: Of a stream that is being resumed, how many chunks the consumer has got;
             `last_chunk` is the last of them.
+        first_raise: The traceback of an error that was caught before the run began.
         invocations: How often the callback had been invoked when the attempt began.
     """
 
@@ -269,6 +287,7 @@ class _Run:
         "_timed",
         "delay",
         "delivered",
+        "first_raise",
         "invocations",
         "is_plain",
         "last_chunk",
@@ -284,6 +303,7 @@ class _Run:
         self.delay = 0.0
         self.invocations = 0
         self.delivered = 0
+        self.first_raise: TracebackType | None = None
         self.last_chunk: Any = None
         # Readings of the clock and the history, for those who ask.
         self._timed = retry._timed or context._history is not None
@@ -519,7 +539,7 @@ class _Resumption:
             if not await run.goes_on(error, None):
                 raise error
             await run.pause(error)
-            return await self._retry.handle(self.context, run)
+            return await self._retry.attempts(self.context, run)
         except BaseException as raised:
             chain(raised, error)
             raise
@@ -527,17 +547,20 @@ class _Resumption:
             del error
 
 
-def _keep_last_raise(error: Exception) -> None:
+def _keep_last_raise(error: Exception, first: TracebackType | None) -> None:
     """Take from a traceback what was there already when the same error left an earlier attempt.
 
     A callback that raises stored exceptions again and again lets their tracebacks grow; what comes
-    out in the end shall carry the last raise only. An earlier one begins where the frame that has
-    just caught the error, the first of its traceback, is met again.
+    out in the end shall carry the last raise only. An earlier one begins where a frame is met again
+    that catches errors: the one that has just caught this one, or that of the `first` attempt.
     """
     entry = caught_in = error.__traceback__
     while entry is not None and caught_in is not None:
         further = entry.tb_next
-        if further is not None and further.tb_frame is caught_in.tb_frame:
+        if further is not None and (
+            further.tb_frame is caught_in.tb_frame
+            or (first is not None and further.tb_frame is first.tb_frame)
+        ):
             entry.tb_next = None
             return
         entry = further

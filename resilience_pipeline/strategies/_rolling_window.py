@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 
 __all__ = ["RollingWindow"]
 
@@ -74,6 +75,18 @@ class RollingWindow:
         if not self._start <= now < self._end:
             self._move_to(now)
         self._successes += 1
+
+    def record_successes(self, times: Sequence[float]) -> None:
+        """Count several successes, at least one.
+
+        Args:
+            times: The time of each, in the order they came in.
+        """
+        if self._start <= min(times) and max(times) < self._end:
+            self._successes += len(times)
+        else:
+            for now in times:
+                self.record_success(now)
 
     def record_failure(self, now: float) -> None:
         """Count a failure.

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import partial
+from typing import Any, Never
 
 from attrs import field, frozen
 
@@ -86,34 +87,69 @@ class Timeout(Strategy[TimeoutRejectedError]):
 
     def bind(self, next: Handler, site: Site) -> Handler:  # noqa: A002
         """Make the handler of one pipeline."""
-        return _BoundTimeout(self, next, site).handle
+        bound = _BoundTimeout(self, next, site)
+        if self.timeout_generator is not None:
+            return bound.handle_generated
+        if self.timeout == math.inf:
+            return next
+        return _fixed(self.timeout, next, bound)
+
+
+def _fixed(limit: float, inside: Handler, bound: _BoundTimeout) -> Handler:
+    """Make the handler of a fixed limit; its coroutine is the runtime's, which spares a bare call."""
+    expired = partial(bound.refuse, limit)
+
+    def handle(context: ResilienceContext) -> Awaitable[Any]:
+        if context._sync is not None:
+            return bound.handle_in_thread(limit, context)
+        find_runtime = context._find_runtime
+        runtime = find_runtime()
+        return runtime.within(limit, inside, context, expired)
+
+    return handle
 
 
 class _BoundTimeout:
-    __slots__ = ("_generator", "_next", "_on_timeout", "_site", "_timeout")
+    __slots__ = ("_generator", "_next", "_on_timeout", "_site")
 
     def __init__(self, options: Timeout, next: Handler, site: Site) -> None:  # noqa: A002
-        self._timeout = options.timeout
         self._generator = options.timeout_generator
         self._on_timeout = options.on_timeout
         self._next = next
         self._site = site
 
-    async def handle(self, context: ResilienceContext) -> Any:
-        limit = self._timeout
-        if self._generator is not None:
-            limit = await self._generated_limit(context, self._generator)
+    async def handle_generated(self, context: ResilienceContext) -> Any:
+        limit = await self._generated_limit(context)
         if limit == math.inf:
             return await self._next(context)
-        cause: BaseException | None = None
-        if limit > 0:
-            try:
-                if context._sync is not None:
-                    return await self._run_in_thread(context, limit)
-                return await context.runtime.within(limit, self._next, context)
-            except DeadlineReached as reached:
-                cause = reached.__cause__
-        limit = max(limit, 0.0)
+        if limit <= 0:
+            return await self.refuse(0.0, context, None)
+        if context._sync is not None:
+            return await self.handle_in_thread(limit, context)
+        expired = partial(self.refuse, limit)
+        return await context.runtime.within(limit, self._next, context, expired)
+
+    async def handle_in_thread(self, limit: float, context: ResilienceContext) -> Any:
+        """Run the inside where it may be left alone, and what it then does to its context with it."""
+        own = context.fork(context.properties)
+        own._history = context._history
+        late = self._site.discarder(context)
+        try:
+            return await context.runtime.within(limit, self._enter, own, late=late)
+        except DeadlineReached:
+            pass
+        finally:
+            context._invocations = own._invocations
+        return await self.refuse(limit, context, None)
+
+    async def _enter(self, context: ResilienceContext) -> Any:
+        enter(context)  # for the thread's job alone, so that nothing is to be taken back
+        return await self._next(context)
+
+    async def refuse(
+        self, limit: float, context: ResilienceContext, cause: BaseException | None
+    ) -> Never:
+        """Raise the error of a call whose limit has passed, after the hook has run."""
         reason = f"the call took longer than {limit:g} s"
         error = self._site.reject(TimeoutRejectedError, context, reason, timeout=limit)
         try:
@@ -125,25 +161,9 @@ class _BoundTimeout:
         finally:
             del error, cause
 
-    async def _run_in_thread(self, context: ResilienceContext, limit: float) -> Any:
-        """Run the inside where it may be left alone, and what it then does to its context with it."""
-        own = context.fork(context.properties)
-        own._history = context._history
-        late = self._site.discarder(context)
-        try:
-            return await context.runtime.within(limit, self._enter, own, late)
-        finally:
-            context._invocations = own._invocations
-
-    async def _enter(self, context: ResilienceContext) -> Any:
-        enter(context)  # for the thread's job alone, so that nothing is to be taken back
-        return await self._next(context)
-
-    async def _generated_limit(
-        self, context: ResilienceContext, generator: Callable[[TimeoutGeneratorEvent], Any]
-    ) -> float:
-        generated = await call_user(
-            generator, TimeoutGeneratorEvent(context=context), "timeout_generator"
-        )
+    async def _generated_limit(self, context: ResilienceContext) -> float:
+        assert self._generator is not None
+        event = TimeoutGeneratorEvent(context=context)
+        generated = await call_user(self._generator, event, "timeout_generator")
         limit = generated_seconds("timeout_generator", generated)
         return math.inf if limit is None else limit

@@ -39,39 +39,43 @@ _LOOKS = 16
 
 
 class WaiterQueue(Generic[W]):
-    """Waiters in the order of their arrival; every operation takes constant time, on average."""
+    """Waiters in the order of their arrival; every operation takes constant time, on average.
 
-    __slots__ = ("_granted", "_unlooked", "_waiting")
+    Attributes:
+        waiting: Those who wait, in order: always the same object, to be looked at only.
+    """
+
+    __slots__ = ("_granted", "_unlooked", "waiting")
 
     def __init__(self) -> None:
         self._unlooked = 0
         # An OrderedDict rather than a dict: taking from the front of a dict over and over skips
         # ever more dead entries.
-        self._waiting: OrderedDict[W, None] = OrderedDict()
+        self.waiting: OrderedDict[W, None] = OrderedDict()
         self._granted: OrderedDict[W, None] = OrderedDict()
 
     def __len__(self) -> int:
         """Return how many wait, those not counted that have been granted something."""
-        return len(self._waiting)
+        return len(self.waiting)
 
     def __iter__(self) -> Iterator[W]:
         """Iterate over those who wait, in order."""
-        return iter(self._waiting)
+        return iter(self.waiting)
 
     @property
     def head(self) -> W | None:
         """The waiter whose turn is next."""
-        return next(iter(self._waiting), None)
+        return next(iter(self.waiting), None)
 
     def join(self, waiter: W) -> None:
         """Queue up behind everybody else."""
-        self._waiting[waiter] = None
+        self.waiting[waiter] = None
 
     def grant(self) -> W | None:
         """Take the head from the queue and mark it as granted; the caller wakes it."""
-        if not self._waiting:
+        if not self.waiting:
             return None
-        waiter, _ = self._waiting.popitem(last=False)
+        waiter, _ = self.waiting.popitem(last=False)
         self._granted[waiter] = None
         return waiter
 
@@ -80,7 +84,7 @@ class WaiterQueue(Generic[W]):
         if waiter in self._granted:
             del self._granted[waiter]
             return True
-        self._waiting.pop(waiter, None)
+        self.waiting.pop(waiter, None)
         return False
 
     def drop_dead(self) -> bool:
@@ -96,10 +100,10 @@ class WaiterQueue(Generic[W]):
         head = self.head
         if self._unlooked > 0 and (head is None or head.is_alive()):
             return False
-        dead = [waiter for waiter in self._waiting if not waiter.is_alive()]
+        dead = [waiter for waiter in self.waiting if not waiter.is_alive()]
         for waiter in dead:
-            del self._waiting[waiter]
-        self._unlooked = len(self._waiting)
+            del self.waiting[waiter]
+        self._unlooked = len(self.waiting)
         return bool(dead)
 
     def take_back(self) -> bool:

@@ -349,10 +349,10 @@ def test_a_loser_keeps_its_permit_until_it_ends() -> None:
     assert pipeline.execute_sync(race(gate)) == "fast"
     bound: Any = pipeline
     limiter = bound._head.__self__._next.__self__
-    until(lambda: limiter._free == 1)
+    until(lambda: limiter.free == 1)
     assert not gate.left.is_set()
     let_go(gate)
-    until(lambda: limiter._free == 2)
+    until(lambda: limiter.free == 2)
 
 
 def test_a_limiter_outside_keeps_the_permit_until_the_last_loser_ends() -> None:
@@ -363,7 +363,7 @@ def test_a_limiter_outside_keeps_the_permit_until_the_last_loser_ends() -> None:
     assert isinstance(pipeline.settle_sync(ok), Rejected)
     let_go(gate)
     bound: Any = pipeline
-    until(lambda: bound._head.__self__._free == 1)
+    until(lambda: bound._head.__self__.free == 1)
     assert pipeline.execute_sync(ok) == 1
 
 

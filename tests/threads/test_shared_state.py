@@ -429,7 +429,7 @@ def test_the_limit_holds_for_threads_and_loops_together(limit: int) -> None:
     )
     assert count.done == CALLERS * times
     assert count.peak <= limit
-    assert (bound(pipeline)._free, len(bound(pipeline)._queue)) == (limit, 0)
+    assert (bound(pipeline).free, len(bound(pipeline)._queue)) == (limit, 0)
 
 
 def test_without_a_queue_every_refusal_finds_the_permits_taken() -> None:
@@ -445,7 +445,7 @@ def test_without_a_queue_every_refusal_finds_the_permits_taken() -> None:
     )
     assert sum(isinstance(each, Success) for group in outcomes for each in group) == count.done
     assert count.peak <= 3
-    assert bound(pipeline)._free == 3
+    assert bound(pipeline).free == 3
 
 
 def test_waiters_who_run_out_of_time_lose_no_permit() -> None:
@@ -461,7 +461,7 @@ def test_waiters_who_run_out_of_time_lose_no_permit() -> None:
     )
     assert sum(each.ok for group in outcomes for each in group) == count.done
     assert count.peak <= 2
-    assert (bound(pipeline)._free, len(bound(pipeline)._queue)) == (2, 0)
+    assert (bound(pipeline).free, len(bound(pipeline)._queue)) == (2, 0)
 
 
 def test_threads_and_tasks_of_any_loop_are_served_in_the_order_of_their_arrival() -> None:
@@ -540,9 +540,9 @@ def test_permits_of_attempts_that_ran_on_are_back_when_they_have_ended() -> None
     wait_for(lambda: clock.pending == THREADS)
     asyncio.run(clock.advance(5))
     assert crowd.join() == [False] * THREADS
-    assert bound(pipeline)._free == 0
+    assert bound(pipeline).free == 0
     doors.open.set()
-    wait_for(lambda: bound(pipeline)._free == THREADS)
+    wait_for(lambda: bound(pipeline).free == THREADS)
 
 
 # ---- rate limiter -------------------------------------------------------------------------------

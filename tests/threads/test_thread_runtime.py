@@ -55,7 +55,7 @@ async def called(fn: Callable[[], Any]) -> Any:
 
 
 def within(runtime: ThreadRuntime, seconds: float, fn: Callable[[], Any], late: Any = None) -> Any:
-    return run_here(runtime.within(seconds, called, fn, late), runtime.clock)
+    return run_here(runtime.within(seconds, called, fn, late=late), runtime.clock)
 
 
 class Pool:
