@@ -180,4 +180,15 @@ class Failure(_Unsuccessful[Exception]):
         return failure(self.error)
 
 
+def with_attempts(
+    outcome: Success[T] | Rejected[E_co] | Failure, attempts: tuple[Attempt, ...], count: int
+) -> Success[T] | Rejected[E_co] | Failure:
+    """Make the same outcome with a history; `attrs.evolve` costs fifteen bare calls more."""
+    if isinstance(outcome, Success):
+        return Success(outcome.value, attempts=attempts, attempt_count=count)
+    if isinstance(outcome, Rejected):
+        return Rejected(outcome.error, attempts=attempts, attempt_count=count)
+    return Failure(outcome.error, attempts=attempts, attempt_count=count)
+
+
 Outcome: TypeAlias = Union[Success[T], Rejected[E_co], Failure]  # noqa: UP007 - subscriptable

@@ -26,7 +26,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, ClassVar, Generic, Never, overload
 
-from attrs import evolve, frozen
+from attrs import frozen
 from typing_extensions import ParamSpec, TypeVar, TypeVarTuple
 
 from ._cancellation import Orphans
@@ -36,7 +36,7 @@ from ._errors import MisuseError
 from ._invoke import check_callable, invoke
 from ._line import Line, StreamOptions, stream_options
 from ._options import written
-from ._outcome import Attempt, Failure, Outcome, Rejected, Success
+from ._outcome import Attempt, Failure, Outcome, Rejected, Success, with_attempts
 from ._stream import ResilienceStream, StreamExecution, StreamStart
 from ._sync import SyncResilienceStream
 from ._wrapping import Wrapper, wrapped
@@ -273,7 +273,7 @@ class ResiliencePipeline(Generic[E_co]):
                 leave(token)
             if not history.count and not any(map(_makes_attempts, self.strategies)):
                 history.add(Attempt(number=0, outcome=outcome, duration=self._now() - started))
-            return evolve(outcome, attempts=tuple(history.latest), attempt_count=history.count)
+            return with_attempts(outcome, tuple(history.latest), history.count)
         finally:
             # An error's traceback leads to this frame and those inside: none may lead to the error.
             history.latest.clear()
