@@ -8,7 +8,6 @@ constructor into one `OptionsError`.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 from collections.abc import Callable, Iterator
@@ -223,6 +222,8 @@ def checked(cls: C) -> C:
 
 
 def _unknown_option(owner: str, name: str, names: list[str]) -> str:
+    import difflib  # for this alone, and it takes its time
+
     similar = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean {similar[0]!r}?" if similar else f"; it takes {', '.join(names)}"
     return f"{owner}() got an unknown option {name!r}{hint}"

@@ -27,14 +27,14 @@ from ._errors import (
     ResumeError,
     TimeoutRejectedError,
 )
+from ._event import Event
 from ._options import bad, written
 from ._outcome import Failure, Rejected, Success
 
 __all__ = ["OutcomeEvent", "Predicate", "ShouldHandle", "handle", "handle_inner", "handle_result"]
 
 
-@frozen(kw_only=True, eq=False)
-class OutcomeEvent:
+class OutcomeEvent(Event):
     """What a `should_handle` function is asked about.
 
     Attributes:

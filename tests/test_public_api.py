@@ -19,6 +19,7 @@ import attrs
 import pytest
 
 import resilience_pipeline
+from resilience_pipeline._event import Event
 
 SNAPSHOT = Path(__file__).with_name("api_snapshot.txt")
 PACKAGE = "resilience_pipeline"
@@ -77,12 +78,19 @@ def is_told(thing: Any, name: str) -> bool:
     return re.search(rf"^ +{name}: ", thing.__doc__ or "", re.MULTILINE) is not None
 
 
+def field_names(cls: type[Any]) -> list[str]:
+    """The fields of a class of attrs' and of an event."""
+    if issubclass(cls, Event):
+        return list(inspect.signature(cls).parameters)
+    return [field.name for field in attrs.fields(cls)] if attrs.has(cls) else []
+
+
 def describe_class(path: str, cls: type[Any]) -> Iterator[str]:
     bases = [base.__name__ for base in cls.__bases__ if base is not object]
     yield f"class {path}({', '.join(bases)})"
     if has_constructor(cls):
         yield f"{path}{signature(cls)}"
-    fields = [field.name for field in attrs.fields(cls)] if attrs.has(cls) else []
+    fields = field_names(cls)
     for name in fields:
         if not name.startswith("_"):
             yield f"{path}.{name}: field"
@@ -273,7 +281,7 @@ def test_parameters_and_fields_are_documented(module: ModuleType, name: str, thi
     }
     told = [] if made_by_the_library or issubclass(thing, Exception) else [thing]
     parameters = {name for each in told for name in inspect.signature(each).parameters}
-    fields = {field.name for field in (attrs.fields(thing) if attrs.has(thing) else ())}
+    fields = set(field_names(thing))
     for each in sorted(parameters | {field for field in fields if not field.startswith("_")}):
         assert is_told(thing, each), each
 
@@ -281,7 +289,7 @@ def test_parameters_and_fields_are_documented(module: ModuleType, name: str, thi
 @names(lambda thing: inspect.isclass(thing) and thing.__name__.endswith("Event"))
 def test_events_are_frozen_and_carry_the_context(module: ModuleType, name: str, thing: Any) -> None:
     """What hooks, predicates and generators get is frozen, and has `context` among its fields."""
-    fields = [field.name for field in attrs.fields(thing)]
+    fields = field_names(thing)
     assert "context" in fields
     event = thing(**dict.fromkeys(fields))
     for field in fields:

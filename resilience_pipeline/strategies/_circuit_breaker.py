@@ -25,6 +25,7 @@ from attrs import field, frozen
 from .._context import ResilienceContext, refuse_awaitable
 from .._durations import Duration
 from .._errors import BrokenCircuitError, IsolatedCircuitError, MisuseError
+from .._event import Event
 from .._locks import Lock
 from .._options import (
     checked,
@@ -65,8 +66,7 @@ from ._breaker_state import (
 )
 
 
-@frozen(kw_only=True, eq=False)
-class BreakDurationEvent:
+class BreakDurationEvent(Event):
     """What a circuit breaker's `break_duration_generator` is given.
 
     Attributes:
@@ -82,8 +82,7 @@ class BreakDurationEvent:
     half_open_attempts: int
 
 
-@frozen(kw_only=True, eq=False)
-class CircuitOpenedEvent:
+class CircuitOpenedEvent(Event):
     """What `on_opened` is given.
 
     Attributes:
@@ -99,8 +98,7 @@ class CircuitOpenedEvent:
     manual: bool
 
 
-@frozen(kw_only=True, eq=False)
-class CircuitClosedEvent:
+class CircuitClosedEvent(Event):
     """What `on_closed` is given.
 
     Attributes:
@@ -114,8 +112,7 @@ class CircuitClosedEvent:
     manual: bool
 
 
-@frozen(kw_only=True, eq=False)
-class CircuitHalfOpenedEvent:
+class CircuitHalfOpenedEvent(Event):
     """What `on_half_opened` is given.
 
     Attributes:

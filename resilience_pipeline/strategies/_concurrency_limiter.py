@@ -26,14 +26,14 @@ from attrs import field, frozen
 from .._cancellation import Orphans
 from .._context import ResilienceContext
 from .._errors import ConcurrencyLimiterRejectedError
+from .._event import Event
 from .._locks import Lock
 from .._options import boolean, checked, count, function, text_or_none, to_name, to_seconds_or_none
 from ._base import Handler, Site, Strategy, run_hook
 from ._waiters import WaiterQueue
 
 
-@frozen(kw_only=True, eq=False)
-class ConcurrencyLimiterRejectedEvent:
+class ConcurrencyLimiterRejectedEvent(Event):
     """What a concurrency limiter's `on_rejected` is given.
 
     Attributes:

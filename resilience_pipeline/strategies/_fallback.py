@@ -8,6 +8,7 @@ from typing import Any, Never
 from attrs import field, frozen
 
 from .._context import ResilienceContext
+from .._event import Event
 from .._options import UNSET, checked, function, text_or_none, to_name
 from .._outcome import Failure, Rejected, Success
 from .._predicates import DEFAULT, Predicate, to_predicate
@@ -24,8 +25,7 @@ from ._base import (
 )
 
 
-@frozen(kw_only=True, eq=False)
-class FallbackEvent:
+class FallbackEvent(Event):
     """What a fallback's `fallback_action` and `on_fallback` are given.
 
     Attributes:

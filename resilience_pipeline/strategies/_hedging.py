@@ -25,6 +25,7 @@ from attrs import evolve, field, frozen
 from .._context import History, ResilienceContext
 from .._durations import Duration
 from .._errors import MisuseError
+from .._event import Event
 from .._options import (
     checked,
     count,
@@ -53,8 +54,7 @@ from ._percentile_delay import LatencyWindow, PercentileDelay
 from ._race import Entrant, Race
 
 
-@frozen(kw_only=True, eq=False)
-class HedgingDelayEvent:
+class HedgingDelayEvent(Event):
     """What a hedging strategy's `delay_generator` is given.
 
     Attributes:
@@ -66,8 +66,7 @@ class HedgingDelayEvent:
     attempt: int
 
 
-@frozen(kw_only=True, eq=False)
-class HedgingActionEvent:
+class HedgingActionEvent(Event):
     """What a hedging strategy's `action_generator` is given.
 
     Attributes:
@@ -84,8 +83,7 @@ class HedgingActionEvent:
     callback: Callable[[], Any]
 
 
-@frozen(kw_only=True, eq=False)
-class HedgingEvent:
+class HedgingEvent(Event):
     """What a hedging strategy's `on_hedging` is given.
 
     Attributes:

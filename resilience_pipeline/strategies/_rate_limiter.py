@@ -16,6 +16,7 @@ from attrs import field, frozen
 
 from .._context import ResilienceContext, refuse_awaitable
 from .._errors import MisuseError, RateLimiterRejectedError
+from .._event import Event
 from .._locks import Lock
 from .._options import (
     checked,
@@ -180,8 +181,7 @@ class _Shared:
             return self._state.wait_for(self._now(), permits)
 
 
-@frozen(kw_only=True, eq=False)
-class RateLimiterRejectedEvent:
+class RateLimiterRejectedEvent(Event):
     """What a rate limiter's `on_rejected` is given.
 
     Attributes:

@@ -17,6 +17,7 @@ from attrs import field, frozen
 from .._context import ResilienceContext
 from .._durations import Duration
 from .._errors import ExecutionRejectedError, MisuseError
+from .._event import Event
 from .._options import (
     boolean,
     checked,
@@ -48,8 +49,7 @@ from ._base import (
 )
 
 
-@frozen(kw_only=True, eq=False)
-class RetryDelayEvent:
+class RetryDelayEvent(Event):
     """What a retry's `delay_generator` is given.
 
     Attributes:
@@ -63,8 +63,7 @@ class RetryDelayEvent:
     attempt: int
 
 
-@frozen(kw_only=True, eq=False)
-class RetryEvent:
+class RetryEvent(Event):
     """What a retry's `on_retry` is given.
 
     Attributes:
@@ -82,8 +81,7 @@ class RetryEvent:
     duration: float
 
 
-@frozen(kw_only=True, eq=False)
-class RetryResumeEvent:
+class RetryResumeEvent(Event):
     """What a function given as a retry's `resumable` is given.
 
     Attributes:

@@ -15,6 +15,7 @@ from attrs import field, frozen
 from .._context import ResilienceContext, enter
 from .._durations import Duration
 from .._errors import DeadlineReached, TimeoutRejectedError
+from .._event import Event
 from .._options import (
     checked,
     function,
@@ -27,8 +28,7 @@ from .._options import (
 from ._base import Handler, Site, Strategy, call_user, run_hook
 
 
-@frozen(kw_only=True, eq=False)
-class TimeoutGeneratorEvent:
+class TimeoutGeneratorEvent(Event):
     """What a timeout's `timeout_generator` is given.
 
     Attributes:
@@ -38,8 +38,7 @@ class TimeoutGeneratorEvent:
     context: ResilienceContext
 
 
-@frozen(kw_only=True, eq=False)
-class TimeoutEvent:
+class TimeoutEvent(Event):
     """What a timeout's `on_timeout` is given.
 
     Attributes:
