@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from contextvars import ContextVar
 
+from ._locks import Lock
+
 
 class Cancelled(BaseException):
     """Ends an abandoned call at the library's next wait; nobody is left to whom it could come out."""
@@ -25,7 +27,7 @@ class CancellationFlag:
 
     def __init__(self, parent: CancellationFlag | None = None) -> None:
         self._event = threading.Event()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._callbacks: dict[Callable[[], object], None] = {}
         self._parent = parent
         if parent is not None:
@@ -82,7 +84,7 @@ running_flag: ContextVar[CancellationFlag] = ContextVar(
 
 #: One for all of them: work is left behind so rarely that nobody waits for it, and a lock for each
 #: call would cost it several bare ones.
-_orphans_lock = threading.Lock()
+_orphans_lock = Lock()
 
 
 class Orphans:

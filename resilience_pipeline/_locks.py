@@ -1,7 +1,8 @@
 """The one lock that shared state uses.
 
-Every lock of the library is made here and held for a few instructions: never over an `await`, a
-hook, a predicate or any other code of the user's.
+Every lock that guards state of the library's is made here and held for a few instructions: never
+over an `await`, a hook, a predicate or any other code of the user's. What one thread acquires for
+another to release is a signal, and a plain lock.
 """
 
 from threading import RLock as Lock

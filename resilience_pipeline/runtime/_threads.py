@@ -32,6 +32,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from .._cancellation import NEVER, CancellationFlag, Cancelled, running_flag
 from .._context import current
 from .._errors import DeadlineReached, MisuseError
+from .._locks import Lock
 from ._base import FOREVER, Child, Clock, Interruption, Runtime, Spawner, Waiter
 
 T = TypeVar("T")
@@ -339,7 +340,7 @@ class _Job(Generic[T]):
         self._orphans = None if context is None else context._sync
         self._variables = copy_context()
         self._variables.run(running_flag.set, self._flag)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._is_running = self._is_done = self._given_up = False
         self._value: Any = None
         self._error: BaseException | None = None
@@ -454,7 +455,7 @@ class _Workers:
     """Threads that run jobs: started when there is none to spare, ended when they are not needed."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._idle: list[_Worker] = []
         self._count = 0
         self._waiting: deque[_Job[Any]] = deque()

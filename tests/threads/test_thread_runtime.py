@@ -992,6 +992,32 @@ def test_a_flag_calls_each_watcher_once() -> None:
     assert told == ["first", "late"]
 
 
+class WhileItIsHashed:
+    """A watcher in whose hashing code runs, as the garbage collector's may at any moment."""
+
+    def __init__(self, then: Callable[[], object]) -> None:
+        self._then = then
+        self.calls = 0
+
+    def __hash__(self) -> int:
+        self._then()
+        return 1
+
+    def __call__(self) -> None:
+        self.calls += 1
+
+
+def test_a_finaliser_that_runs_in_the_middle_of_watching_may_use_the_same_flag() -> None:
+    """What it closes may start a worker under the flag, on the very thread that has the lock."""
+    flag = CancellationFlag()
+    others: list[str] = []
+    watcher = WhileItIsHashed(lambda: flag.watch(lambda: others.append("watched")))
+    Beside(flag.watch, watcher).result()
+    assert (watcher.calls, others) == (0, [])
+    flag.set()
+    assert (watcher.calls, others) == (1, ["watched"])
+
+
 def test_a_flag_is_set_with_the_one_around_it() -> None:
     """Giving up on a call gives up on what it runs."""
     outer = CancellationFlag()
