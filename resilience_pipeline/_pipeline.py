@@ -41,7 +41,7 @@ from ._stream import ResilienceStream, StreamExecution, StreamStart
 from ._sync import SyncResilienceStream
 from ._wrapping import Wrapper, wrapped
 from .runtime import Clock, Runtime, RuntimeFinder
-from .runtime._threads import run, run_here
+from .runtime._threads import run_here
 from .strategies import Handler, Strategy
 
 T = TypeVar("T")
@@ -369,16 +369,10 @@ class ResiliencePipeline(Generic[E_co]):
         """
         if not callable(fn):
             check_callable(fn, "execute_sync")
-        if context is None:
-            context = begun(operation_key, idempotent, self.name, self._find_threads, fn, args)
-        else:
-            _check_context(context)
-            context.begin(self.name, self._find_threads, fn, args)
-        context._sync = Orphans()
+        context = self._begun(context, operation_key, idempotent, fn, args, sync=True)
         token = enter(context)
-        run_it = run if self._clock is None else partial(run_here, clock=self._clock)
         try:
-            return run_it(self._head(context))  # type: ignore[no-any-return]
+            return run_here(self._head(context), self._clock)  # type: ignore[no-any-return]
         finally:
             context.end()
             leave(token)
