@@ -2,8 +2,9 @@
 
 A source may hold cancel scopes and task groups open across its yields, so it can't be read in one
 task and closed in another, and its scopes have to nest within those around it. Where time limits
-are no scopes (asyncio) the consumer's own task runs it, see `OwnSource`. Where they are (trio) it
-is a task of our own that lives as long as the source, see `OwnedSource`.
+are no scopes (asyncio, threads) the consumer's own task runs it, see `OwnSource`. Where they are
+(trio), or where the attempt that opens it runs in a task that ends before the source does
+(hedging), it is a task of our own that lives as long as the source, see `OwnedSource`.
 """
 
 from __future__ import annotations

@@ -97,11 +97,6 @@ class Screen:
             self._column += len(word)
             self._write(self._styled(word, style))
 
-    @property
-    def is_open(self) -> bool:
-        """Whether a line is open."""
-        return self._column > 0
-
     def end(self) -> None:
         """End the open line, if there is one."""
         if self._column:

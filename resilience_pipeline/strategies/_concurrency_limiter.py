@@ -145,10 +145,11 @@ class _BoundConcurrencyLimiter:
             return result
         finally:
             context._sync = around
-            if not held and inside is None:
-                self._release()
-            elif not held and inside is not None:
-                inside.when_gone(self._release)
+            if not held:
+                if inside is None:
+                    self._release()
+                else:
+                    inside.when_gone(self._release)
 
     async def _wait(self, context: ResilienceContext) -> None:
         """Get a permit in turn, by waiting for it if need be, or raise."""
