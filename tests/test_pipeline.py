@@ -704,6 +704,14 @@ async def add(a: int, b: int = 2, *, c: int = 3) -> int:
     return a + b + c
 
 
+def signature_of(fn: Any) -> object:
+    """Give the signature, or why there is none: the first releases of 3.11 can't tell a mock's."""
+    try:
+        return inspect.signature(fn)
+    except TypeError as error:
+        return str(error)
+
+
 @pytest.mark.parametrize(
     ("fn", "name"),
     [
@@ -721,7 +729,7 @@ async def test_wrap_of_what_calls_a_coroutine_function(fn: Any, name: str) -> No
     wrapped = EMPTY.wrap(fn)
     assert inspect.iscoroutinefunction(wrapped)
     assert wrapped.__name__ == name
-    assert inspect.signature(wrapped) == inspect.signature(fn)
+    assert signature_of(wrapped) == signature_of(fn)
     coroutine = wrapped()
     assert inspect.iscoroutine(coroutine)
     await coroutine
