@@ -18,7 +18,7 @@ from typing_extensions import TypeVar
 from ._cancellation import CancellationFlag, Orphans, running_flag
 from ._errors import MisuseError
 from ._options import UNSET
-from ._outcome import Attempt, Failure, Rejected, Success
+from ._outcome import Attempt, Failure, Rejected, Success, settled_error
 
 if TYPE_CHECKING:
     from ._stream import StreamExecution
@@ -226,12 +226,14 @@ class ResilienceContext:
             self._mark = object()
             return self._mark
 
+    def is_own(self, error: Exception) -> bool:
+        """Whether `error` is a rejection by this execution's strategies."""
+        mark = getattr(error, "_execution", None)
+        return mark is not None and mark is getattr(self, "_mark", None)
+
     def outcome_of_error(self, error: Exception) -> Rejected[Any] | Failure:
         """Show `error` as `settle` would: `Rejected` if this execution's strategies raised it."""
-        mark = getattr(error, "_execution", None)
-        if mark is not None and mark is getattr(self, "_mark", None):
-            return Rejected(error)
-        return Failure(error)
+        return settled_error(Rejected if self.is_own(error) else Failure, error, (), 0)
 
     def outcome_of_result(self, result: Any) -> Success[Any]:
         """Show `result` to user code; a stream's result is its first chunk."""

@@ -49,6 +49,10 @@ class ExecutionRejectedError(ResilienceError):
             nobody can tell.
     """
 
+    # Identity of the execution this was raised in: what tells this pipeline's own refusal from the
+    # same class raised by another pipeline inside the callback.
+    _execution: object = None
+
     def __init__(
         self,
         message: str = "",
@@ -64,13 +68,11 @@ class ExecutionRejectedError(ResilienceError):
         self.strategy_name = strategy_name
         self.operation_key = operation_key
         self.retry_after = retry_after
-        # Identity of the execution this was raised in: what tells this pipeline's own refusal
-        # from the same class raised by another pipeline inside the callback.
-        self._execution: object = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Rebuild from the fields; the mark of the execution stays behind."""
-        return _rebuild, (type(self), self.args), vars(self) | {"_execution": None}
+        fields = {name: value for name, value in vars(self).items() if name != "_execution"}
+        return _rebuild, (type(self), self.args), fields
 
 
 class BrokenCircuitError(ExecutionRejectedError):

@@ -2,13 +2,16 @@
 
 Outcomes are made only at the edges: by `settle`, for predicates and hooks, and for the history of
 attempts. Inside the pipeline results and errors travel as ordinary Python returns and exceptions.
+
+Where nothing repeats, a call's history is one try, of which all but the duration is in the outcome.
+So an outcome keeps that number alone, and writes the record when somebody reads `attempts`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Generic, Literal, Never, NoReturn, TypeAlias, Union
+from typing import Any, Generic, Literal, Never, NoReturn, TypeAlias, Union, cast
 
 from attrs import Factory, field, frozen
 from typing_extensions import TypeVar
@@ -16,6 +19,7 @@ from typing_extensions import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 D = TypeVar("D")
+U = TypeVar("U", bound="Rejected[Any] | Failure")
 T_co = TypeVar("T_co", covariant=True)
 E_co = TypeVar("E_co", bound=Exception, covariant=True, default=Exception)
 
@@ -41,6 +45,10 @@ class Attempt:
     hedged: bool = False
 
 
+#: The tries of a settled call, or of a single one just the seconds it took.
+_Tries: TypeAlias = "tuple[Attempt, ...] | float"
+
+
 @frozen
 class Success(Generic[T_co]):
     """The call gave a value.
@@ -52,8 +60,14 @@ class Success(Generic[T_co]):
     """
 
     value: T_co
-    attempts: tuple[Attempt, ...] = field(default=(), eq=False, repr=False, kw_only=True)
+    _attempts: _Tries = field(default=(), eq=False, repr=False, kw_only=True, alias="attempts")
     attempt_count: int = field(default=0, eq=False, repr=False, kw_only=True)
+
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """After `settle`, the latest 64 tries; not part of equality."""
+        tries = self._attempts
+        return tries if isinstance(tries, tuple) else _single(self, Success(self.value), tries)
 
     @property
     def ok(self) -> Literal[True]:
@@ -93,7 +107,7 @@ class _Unsuccessful(Generic[E_co]):
     """What `Rejected` and `Failure` have in common: an error with the traceback it came with."""
 
     error: E_co
-    attempts: tuple[Attempt, ...] = field(default=(), eq=False, repr=False, kw_only=True)
+    _attempts: _Tries = field(default=(), eq=False, repr=False, kw_only=True, alias="attempts")
     attempt_count: int = field(default=0, eq=False, repr=False, kw_only=True)
     # Kept apart because every raise of `error` lets its own traceback grow.
     _traceback: TracebackType | None = field(
@@ -105,7 +119,16 @@ class _Unsuccessful(Generic[E_co]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Rebuild from the fields; tracebacks do not travel."""
-        return _rebuild_unsuccessful, (type(self), self.error, self.attempts, self.attempt_count)
+        return _rebuild_unsuccessful, (type(self), self.error, self._attempts, self.attempt_count)
+
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """After `settle`, the latest 64 tries; not part of equality."""
+        tries = self._attempts
+        if isinstance(tries, tuple):
+            return tries
+        came_to: Any = type(self)(self.error)
+        return _single(self, came_to, tries)
 
     @property
     def ok(self) -> Literal[False]:
@@ -124,7 +147,7 @@ class _Unsuccessful(Generic[E_co]):
 def _rebuild_unsuccessful(
     cls: type[_Unsuccessful[Any]],
     error: Exception,
-    attempts: tuple[Attempt, ...],
+    attempts: _Tries,
     attempt_count: int,
 ) -> _Unsuccessful[Any]:
     return cls(error, attempts=attempts, attempt_count=attempt_count)
@@ -180,15 +203,43 @@ class Failure(_Unsuccessful[Exception]):
         return failure(self.error)
 
 
-def with_attempts(
-    outcome: Success[T] | Rejected[E_co] | Failure, attempts: tuple[Attempt, ...], count: int
-) -> Success[T] | Rejected[E_co] | Failure:
-    """Make the same outcome with a history; `attrs.evolve` costs fifteen bare calls more."""
-    if isinstance(outcome, Success):
-        return Success(outcome.value, attempts=attempts, attempt_count=count)
-    if isinstance(outcome, Rejected):
-        return Rejected(outcome.error, attempts=attempts, attempt_count=count)
-    return Failure(outcome.error, attempts=attempts, attempt_count=count)
+def _single(outcome: object, came_to: _Settled, duration: float) -> tuple[Attempt, ...]:
+    """Write the history of a call that was tried once, and keep it."""
+    attempts = (Attempt(number=0, outcome=came_to, duration=duration),)
+    object.__setattr__(outcome, "_attempts", attempts)
+    return attempts
+
+
+_Settled: TypeAlias = "Success[Any] | Rejected[Any] | Failure"
+
+# The slots of outcomes, to be filled one by one: the generated constructors cost twice as much.
+_new = object.__new__
+_set_value = vars(Success)["value"].__set__
+_set_tries_of_success = vars(Success)["_attempts"].__set__
+_set_count_of_success = vars(Success)["attempt_count"].__set__
+_set_error, _set_tries, _set_count, _set_traceback = (
+    vars(_Unsuccessful)[name].__set__
+    for name in ("error", "_attempts", "attempt_count", "_traceback")
+)
+
+
+def settled_success(value: T, tries: _Tries, count: int) -> Success[T]:
+    """Make a success with its history, or with the duration of its one try."""
+    outcome = cast("Success[T]", _new(Success))
+    _set_value(outcome, value)
+    _set_tries_of_success(outcome, tries)
+    _set_count_of_success(outcome, count)
+    return outcome
+
+
+def settled_error(cls: type[U], error: Exception, tries: _Tries, count: int) -> U:
+    """Make a `Rejected` or a `Failure` with its history, or with the duration of its one try."""
+    outcome = _new(cls)
+    _set_error(outcome, error)
+    _set_tries(outcome, tries)
+    _set_count(outcome, count)
+    _set_traceback(outcome, error.__traceback__)
+    return outcome
 
 
 Outcome: TypeAlias = Union[Success[T], Rejected[E_co], Failure]  # noqa: UP007 - subscriptable

@@ -36,13 +36,14 @@ from ._errors import MisuseError
 from ._invoke import check_callable, invoke
 from ._line import Line, StreamOptions, stream_options
 from ._options import written
-from ._outcome import Attempt, Failure, Outcome, Rejected, Success, with_attempts
+from ._outcome import Attempt, Failure, Outcome, Rejected, settled_error, settled_success
 from ._stream import ResilienceStream, StreamExecution, StreamStart
 from ._sync import SyncResilienceStream
 from ._wrapping import Wrapper, wrapped
 from .runtime import Clock, Runtime, RuntimeFinder
 from .runtime._threads import run_here
 from .strategies import Handler, Strategy
+from .strategies._base import gate_of
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -110,9 +111,11 @@ class ResiliencePipeline(Generic[E_co]):
         "_close_timeout",
         "_find_runtime",
         "_find_threads",
+        "_gate",
         "_has_clock",
         "_head",
         "_layers",
+        "_makes_attempts",
         "_now",
         "_runs_in_tasks",
         "instance",
@@ -132,6 +135,9 @@ class ResiliencePipeline(Generic[E_co]):
     _has_clock: bool
     _find_runtime: Callable[[], Runtime]
     _find_threads: Callable[[], Runtime]
+    # Of an outermost circuit breaker: gives the refusal of a call that comes during its break.
+    _gate: Callable[[str | None], Exception | None] | None
+    _makes_attempts: bool
     _now: Callable[[], float]
     _runs_in_tasks: bool
 
@@ -151,7 +157,9 @@ class ResiliencePipeline(Generic[E_co]):
         set_once("instance", instance)
         set_once("strategies", tuple(s for layer in layers for s in layer.strategies))
         set_once("_runs_in_tasks", any(map(_runs_in_tasks, self.strategies)))
+        set_once("_makes_attempts", any(map(_makes_attempts, self.strategies)))
         set_once("_head", head)
+        set_once("_gate", gate_of(head))
         set_once("_layers", layers)
         set_once("_close_timeout", close_timeout)
         set_once("_clock", clock)
@@ -231,8 +239,16 @@ class ResiliencePipeline(Generic[E_co]):
             or gave up; `Failure(error)` for everything else.
         """
         try:
-            check_callable(fn, "settle")
-            started = self._now()
+            if not callable(fn):
+                check_callable(fn, "settle")
+            now = self._now
+            started = now()
+            if context is None and self._gate is not None:
+                refusal = self._gate(operation_key)
+                if refusal is not None:
+                    if self._makes_attempts:  # none was made
+                        return _rejected(refusal, (), 0)
+                    return _rejected(refusal, now() - started, 1)
             context = self._begun(context, operation_key, idempotent, fn, args)
         except Exception as error:  # noqa: BLE001 - settle never raises one
             return Failure(error)
@@ -260,24 +276,33 @@ class ResiliencePipeline(Generic[E_co]):
         return context
 
     async def _settle(self, context: ResilienceContext, started: float) -> Outcome[Any, E_co]:
-        history = context._history = History()
-        outcome: Success[Any] | Rejected[Any] | Failure | None = None
+        history = context._history = History() if self._makes_attempts else None
+        result: Any = None
+        error: Exception | None = None
         token = enter(context)
         try:
             try:
-                outcome = Success(await self._head(context))
-            except Exception as error:  # noqa: BLE001 - settle never raises one
-                outcome = context.outcome_of_error(error)
+                result = await self._head(context)
+            except Exception as caught:  # noqa: BLE001 - settle never raises one
+                error = caught
             finally:
                 context.end()
                 leave(token)
-            if not history.count and not any(map(_makes_attempts, self.strategies)):
-                history.add(Attempt(number=0, outcome=outcome, duration=self._now() - started))
-            return with_attempts(outcome, tuple(history.latest), history.count)
+            tries: tuple[Attempt, ...] | float
+            if history is None:
+                tries, count = self._now() - started, 1
+            else:
+                tries, count = tuple(history.latest), history.count
+            if error is None:
+                return settled_success(result, tries, count)
+            if context.is_own(error):
+                return _rejected(error, tries, count)
+            return settled_error(Failure, error, tries, count)
         finally:
             # An error's traceback leads to this frame and those inside: none may lead to the error.
-            history.latest.clear()
-            outcome = None
+            if history is not None:
+                history.latest.clear()
+            error = None
 
     def execute_stream(
         self,
@@ -498,6 +523,10 @@ class ResiliencePipeline(Generic[E_co]):
         """Read like the builder call."""
         made = described(self.name, self.instance, self._close_timeout, self._layers)
         return f"{made}.build()"
+
+
+#: What is this pipeline's own rejection is one that its builder has collected.
+_rejected: Callable[..., Rejected[Any]] = partial(settled_error, Rejected)
 
 
 def _makes_attempts(strategy: object) -> bool:

@@ -357,7 +357,7 @@ _PLAIN_TYPES_LIMIT = 1024
 _PLAIN_ACCESS = (BaseException.__getattribute__, object.__getattribute__)
 
 
-def _is_plain(kind: type[BaseException]) -> bool:
+def _look_at(kind: type[BaseException]) -> bool:
     plain = (
         kind.__getattribute__ in _PLAIN_ACCESS
         and not hasattr(kind, "__getattr__")
@@ -371,15 +371,19 @@ def _is_plain(kind: type[BaseException]) -> bool:
     return plain
 
 
+#: Of a type that has been looked at, whether it has nothing to read.
+is_plain = _plain_types.get
+
+
 def says_nothing(error: BaseException) -> bool:
     """Whether there is nothing to be read off an error but that it happened.
 
     So it is with most, and to find ten attributes missing costs as much as six bare calls. What the
     type has is therefore looked at once; attributes of the error's own count always.
     """
-    plain = _plain_types.get(type(error))
+    plain = is_plain(type(error))
     if plain is None:
-        plain = _is_plain(type(error))
+        plain = _look_at(type(error))
     own = error.__dict__
     return plain and (not own or own.keys().isdisjoint(_CLUES))
 

@@ -19,7 +19,7 @@ from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast
 
-from attrs import frozen, has
+from attrs import Factory, field, frozen, has
 from typing_extensions import TypeVar as DefaultTypeVar
 
 from .._context import ResilienceContext, refuse, refuse_awaitable
@@ -89,6 +89,7 @@ class Site:
             threads.
         random: A function giving a random float in [0, 1).
         close_timeout: Seconds that closing something discarded may take.
+        origin: Pipeline and strategy, as messages of errors name them.
     """
 
     pipeline_name: str | None
@@ -98,6 +99,12 @@ class Site:
     now: Callable[[], float]
     random: Callable[[], float]
     close_timeout: float
+    origin: str = field(
+        init=False,
+        default=Factory(
+            lambda self: origin(self.pipeline_name, self.strategy_name), takes_self=True
+        ),
+    )
 
     def reject(self, kind: type[X], context: ResilienceContext, reason: str, **fields: Any) -> X:
         """Make this execution's own rejection, to be raised by the caller.
@@ -143,6 +150,17 @@ def rejection(
     )
     error._execution = context.execution
     return error
+
+
+def gate_of(handler: Handler) -> Callable[[str | None], Exception | None] | None:
+    """Find what tells at once, if anything does, that a handler would refuse a call now.
+
+    `refuse_at_once(operation_key)` of a bound strategy gives the error of a call that comes now, if
+    that would be refused whatever it is, without changing anything or asking anybody.
+    """
+    gate: Callable[[str | None], Exception | None] | None
+    gate = getattr(getattr(handler, "__self__", None), "refuse_at_once", None)
+    return gate
 
 
 def origin(pipeline_name: str | None, strategy_name: str) -> str:

@@ -360,7 +360,7 @@ class _BoundCircuitBreaker:
         if state.state == CLOSED:
             ticket, good = state.epoch, self._good
         else:
-            self._refuse_at_once(context)
+            self._refuse(context)
             ticket, good = await self._enter(context), None
         error: Exception | None
         inside = self._next  # called as a method it would cost an eighth of a bare call more
@@ -411,16 +411,26 @@ class _BoundCircuitBreaker:
             # a fifth of a bare one.
             self._state.record_successes(starmap(good.popleft, repeat((), len(good))))
 
-    def _refuse_at_once(self, context: ResilienceContext) -> None:
-        """Raise if the break is still on, without the lock and a coroutine: six bare calls less.
+    def refuse_at_once(self, operation_key: str | None) -> BrokenCircuitError | None:
+        """Give the error of a call that comes during the break; without the lock and a coroutine.
 
         Refusing changes nothing, and what is read was true a moment ago at the latest.
         """
-        state, now = self._state, self._now()
+        state = self._state
         blocked_until = state.blocked_until
-        if state.state == OPEN and blocked_until is not None and now < blocked_until:
-            left = until(blocked_until, now)
-            raise self._refusal(context, OPEN, left) from state.last_handled
+        if state.state != OPEN or blocked_until is None or self._pending:
+            return None
+        now = self._now()
+        if now >= blocked_until:
+            return None
+        return self._refusal(operation_key, OPEN, until(blocked_until, now), state.last_handled)
+
+    def _refuse(self, context: ResilienceContext) -> None:
+        """Raise if the break is still on."""
+        refusal = self.refuse_at_once(context.operation_key)
+        if refusal is not None:
+            refusal._execution = context.execution
+            raise refusal
 
     async def _enter(self, context: ResilienceContext) -> Ticket:
         """Be admitted, perhaps as the trial call, or raise."""
@@ -430,7 +440,11 @@ class _BoundCircuitBreaker:
             ticket = self._state.admit(self._now())
             step = self._state.unannounced
         if isinstance(ticket, Refusal):
-            raise self._refusal(context, ticket.state, ticket.retry_after) from ticket.cause
+            refusal = self._refusal(
+                context.operation_key, ticket.state, ticket.retry_after, ticket.cause
+            )
+            refusal._execution = context.execution
+            raise refusal
         if not was_open or isinstance(ticket, int):
             return ticket
         try:
@@ -443,19 +457,32 @@ class _BoundCircuitBreaker:
         return ticket
 
     def _refusal(
-        self, context: ResilienceContext, state: CircuitState, retry_after: float | None
+        self,
+        operation_key: str | None,
+        state: CircuitState,
+        retry_after: float | None,
+        cause: Exception | None,
     ) -> BrokenCircuitError:
         # Made anew for each call: one error raised many times would let its traceback grow.
+        site = self._site
+        kind: type[BrokenCircuitError] = BrokenCircuitError
         if retry_after is None:
-            reason = "the circuit is isolated by hand"
-            return self._site.reject(IsolatedCircuitError, context, reason)
-        what = "open" if state == OPEN else "half-open, a trial call is running"
-        return self._site.reject(
-            BrokenCircuitError,
-            context,
-            f"the circuit is {what}; it makes sense to call again in {retry_after:g} s",
-            retry_after=retry_after,
-        )
+            kind = IsolatedCircuitError
+            message = f"{site.origin}: the circuit is isolated by hand"
+        else:
+            what = "open" if state == OPEN else "half-open, a trial call is running"
+            message = (
+                f"{site.origin}: the circuit is {what}; it makes sense to call again in "
+                f"{retry_after:g} s"
+            )
+        # Without the constructor, whose frame and named arguments cost three bare calls.
+        error = kind.__new__(kind, message)
+        error.pipeline_name = site.pipeline_name
+        error.strategy_name = site.strategy_name
+        error.operation_key = operation_key
+        error.retry_after = retry_after
+        error.__cause__ = cause
+        return error
 
     async def _conclude(
         self, context: ResilienceContext, ticket: Ticket, error: Exception | None, result: Any
