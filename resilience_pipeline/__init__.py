@@ -13,6 +13,8 @@ A map of the rooms:
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from . import strategies
 from ._builder import ResiliencePipelineBuilder
 from ._context import Properties, PropertyKey, ResilienceContext, current_context
@@ -34,38 +36,40 @@ from ._pipeline import ResiliencePipeline
 from ._predicates import OutcomeEvent, Predicate, handle, handle_inner, handle_result
 from ._stream import ResilienceStream
 from ._sync import SyncResilienceStream
-from .strategies import (
-    BreakDurationEvent,
-    CircuitBreaker,
-    CircuitBreakerControl,
-    CircuitClosedEvent,
-    CircuitHalfOpenedEvent,
-    CircuitMetrics,
-    CircuitOpenedEvent,
-    ConcurrencyLimiter,
-    ConcurrencyLimiterRejectedEvent,
-    Fallback,
-    FallbackEvent,
-    FixedWindow,
-    Hedging,
-    HedgingActionEvent,
-    HedgingDelayEvent,
-    HedgingEvent,
-    PercentileDelay,
-    RateLimiter,
-    RateLimiterRejectedEvent,
-    Retry,
-    RetryDelayEvent,
-    RetryEvent,
-    RetryResumeEvent,
-    SlidingWindow,
-    Strategy,
-    SupportsRateLimit,
-    Timeout,
-    TimeoutEvent,
-    TimeoutGeneratorEvent,
-    TokenBucket,
-)
+from .strategies import Strategy
+
+if TYPE_CHECKING:
+    from .strategies import (
+        BreakDurationEvent,
+        CircuitBreaker,
+        CircuitBreakerControl,
+        CircuitClosedEvent,
+        CircuitHalfOpenedEvent,
+        CircuitMetrics,
+        CircuitOpenedEvent,
+        ConcurrencyLimiter,
+        ConcurrencyLimiterRejectedEvent,
+        Fallback,
+        FallbackEvent,
+        FixedWindow,
+        Hedging,
+        HedgingActionEvent,
+        HedgingDelayEvent,
+        HedgingEvent,
+        PercentileDelay,
+        RateLimiter,
+        RateLimiterRejectedEvent,
+        Retry,
+        RetryDelayEvent,
+        RetryEvent,
+        RetryResumeEvent,
+        SlidingWindow,
+        SupportsRateLimit,
+        Timeout,
+        TimeoutEvent,
+        TimeoutGeneratorEvent,
+        TokenBucket,
+    )
 
 __all__ = [
     "Attempt",
@@ -132,7 +136,20 @@ __all__ = [
 
 # Tracebacks, reprs and pickles show and keep the public path, whichever file a class lives in.
 for _name in __all__:
-    if _name != "Strategy" and getattr(globals()[_name], "__module__", "").startswith(
+    if _name != "Strategy" and getattr(globals().get(_name), "__module__", "").startswith(
         f"{__name__}."
     ):
         globals()[_name].__module__ = __name__
+
+
+def __getattr__(name: str) -> Any:
+    """Give a strategy's name, which is imported with the first of its module."""
+    if name in __all__:
+        globals()[name] = thing = getattr(strategies, name)
+        return thing
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg, name=name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -14,24 +14,14 @@ from typing import Any, Concatenate, Generic, Never, cast, overload
 
 from typing_extensions import ParamSpec, TypeVar
 
+from . import strategies
 from ._durations import Duration
 from ._errors import MisuseError, OptionsError
 from ._invoke import invoke, nested
 from ._options import Bad, to_seconds
 from ._pipeline import DEFAULT_CLOSE_TIMEOUT, Layer, ResiliencePipeline, described
 from .runtime import Clock
-from .strategies import (
-    CircuitBreaker,
-    ConcurrencyLimiter,
-    Fallback,
-    Handler,
-    Hedging,
-    RateLimiter,
-    Retry,
-    Site,
-    Strategy,
-    Timeout,
-)
+from .strategies import Handler, Site, Strategy
 
 P = ParamSpec("P")
 E_co = TypeVar("E_co", bound=Exception, covariant=True, default=Never)
@@ -41,15 +31,15 @@ F = TypeVar("F", bound=Exception)
 
 
 class _Adder(Generic[P, R_co]):
-    """`builder.add_x(**options)`, made of the strategy class `X`.
+    """`builder.add_x(**options)`, made of the strategy class `X` when it is first used.
 
     A descriptor, because it has two types to join: the constructor's parameters and the builder's
     rejections so far. At run time it gives a method like any other, with the constructor's
     signature and documentation.
     """
 
-    def __init__(self, make: Callable[P, Strategy[R_co]]) -> None:
-        self._make = make
+    def __init__(self, find: Callable[[], Callable[P, Strategy[R_co]]]) -> None:
+        self._find = find
         self._method: Callable[..., Any] | None = None
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -71,7 +61,7 @@ class _Adder(Generic[P, R_co]):
         return self._method if builder is None else MethodType(self._method, builder)
 
     def _make_method(self) -> Callable[..., Any]:
-        make: Callable[..., Strategy[Any]] = self._make
+        make: Callable[..., Strategy[Any]] = self._find()
 
         def add(self: ResiliencePipelineBuilder[Any], *args: Any, **options: Any) -> Any:
             return self.add(make(*args, **options))
@@ -193,13 +183,13 @@ class ResiliencePipelineBuilder(Generic[E_co]):
             raise MisuseError(msg)
         self._layers.append(layer)
 
-    add_retry = _Adder(Retry)
-    add_circuit_breaker = _Adder(CircuitBreaker)
-    add_timeout = _Adder(Timeout)
-    add_fallback = _Adder(Fallback)
-    add_hedging = _Adder(Hedging)
-    add_concurrency_limiter = _Adder(ConcurrencyLimiter)
-    add_rate_limiter = _Adder(RateLimiter)
+    add_retry = _Adder(lambda: strategies.Retry)
+    add_circuit_breaker = _Adder(lambda: strategies.CircuitBreaker)
+    add_timeout = _Adder(lambda: strategies.Timeout)
+    add_fallback = _Adder(lambda: strategies.Fallback)
+    add_hedging = _Adder(lambda: strategies.Hedging)
+    add_concurrency_limiter = _Adder(lambda: strategies.ConcurrencyLimiter)
+    add_rate_limiter = _Adder(lambda: strategies.RateLimiter)
 
     def build(self) -> ResiliencePipeline[E_co]:
         """Build a pipeline with fresh state; the first strategy added is the outermost.

@@ -25,9 +25,8 @@ _FORMS = (
 
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
 # The order of the groups is the grammar: each unit at most once, the larger before the smaller.
-_TEXT = re.compile(
-    rf"(?:({_NUMBER})h)?(?:({_NUMBER})m)?(?:({_NUMBER})s)?(?:({_NUMBER})ms)?", re.ASCII
-)
+# Compiled (and kept, by `re`) when the first text is read: numbers need none of it.
+_TEXT = rf"(?:({_NUMBER})h)?(?:({_NUMBER})m)?(?:({_NUMBER})s)?(?:({_NUMBER})ms)?"
 
 _SHOWN_LENGTH = 80
 
@@ -73,7 +72,7 @@ def _read(value: object) -> float | None:
 
 
 def _read_text(text: str) -> float | None:
-    match = _TEXT.fullmatch(text)
+    match = re.fullmatch(_TEXT, text, re.ASCII)
     if match is None or not text:
         return None
     hours, minutes, whole, thousandths = (float(number or 0) for number in match.groups())

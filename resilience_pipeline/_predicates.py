@@ -16,8 +16,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, NoReturn, TypeAlias, Union, cast
 
-from attrs import frozen
-
 from ._context import ResilienceContext, refuse_awaitable
 from ._errors import (
     ExecutionRejectedError,
@@ -57,6 +55,7 @@ class Predicate:
     Made by `handle`, `handle_inner` and `handle_result`.
     """
 
+    # No class of attrs', and so none of the rules: to build those would be a tenth of an import.
     __slots__ = ()
 
     #: Whether results have to be shown to this predicate at all.
@@ -70,6 +69,21 @@ class Predicate:
         """Say so from the exception alone; `None` if that takes the whole event."""
         return None
 
+    def _content(self) -> tuple[object, ...]:
+        """What makes two rules of one class equal."""
+        names: tuple[str, ...] = self.__slots__
+        return tuple(getattr(self, name) for name in names)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other one is the same rule."""
+        if type(other) is not type(self):
+            return NotImplemented
+        return self._content() == other._content()
+
+    def __hash__(self) -> int:
+        """Hash what makes rules equal."""
+        return hash((type(self), *self._content()))
+
     def __or__(self, other: Predicate) -> Predicate:
         """Handle what either of both handles; the left one is asked first."""
         if not isinstance(other, Predicate):
@@ -81,9 +95,11 @@ def _members(predicate: Predicate) -> tuple[Predicate, ...]:
     return predicate.members if isinstance(predicate, _AnyOf) else (predicate,)
 
 
-@frozen
 class _AnyOf(Predicate):
-    members: tuple[Predicate, ...]
+    __slots__ = ("members",)
+
+    def __init__(self, members: tuple[Predicate, ...]) -> None:
+        self.members = members
 
     @property
     def sees_results(self) -> bool:  # type: ignore[override]
@@ -99,13 +115,21 @@ class _AnyOf(Predicate):
         return " | ".join(map(repr, self.members))
 
 
-@frozen
 class _Errors(Predicate):
     """Handles exceptions of given types, perhaps narrowed by `where`."""
 
-    types: tuple[type[Exception], ...]
-    where: Callable[[Any], _Asked] | None = None
-    inner: bool = False
+    __slots__ = ("inner", "types", "where")
+
+    def __init__(
+        self,
+        types: tuple[type[Exception], ...],
+        where: Callable[[Any], _Asked] | None = None,
+        *,
+        inner: bool = False,
+    ) -> None:
+        self.types = types
+        self.where = where
+        self.inner = inner
 
     def matches_error(self, error: Exception) -> bool | None:
         if self.inner or self.where is not None:
@@ -130,12 +154,15 @@ class _Errors(Predicate):
         return f"handle{'_inner' if self.inner else ''}({', '.join(arguments)})"
 
 
-@frozen
 class _Results(Predicate):
     """Handles results that `test` says yes to."""
 
-    test: Callable[[Any], _Asked]
+    __slots__ = ("test",)
+
     sees_results = True
+
+    def __init__(self, test: Callable[[Any], _Asked]) -> None:
+        self.test = test
 
     def matches(self, event: OutcomeEvent) -> _Asked:
         if not isinstance(event.outcome, Success):
@@ -146,12 +173,15 @@ class _Results(Predicate):
         return f"handle_result({written(self.test)})"
 
 
-@frozen
 class _Function(Predicate):
     """Handles what a function of the whole event says yes to."""
 
-    test: Callable[[OutcomeEvent], _Asked]
+    __slots__ = ("test",)
+
     sees_results = True
+
+    def __init__(self, test: Callable[[OutcomeEvent], _Asked]) -> None:
+        self.test = test
 
     def matches(self, event: OutcomeEvent) -> _Asked:
         return _plain("should_handle", self.test(event))
@@ -160,9 +190,10 @@ class _Function(Predicate):
         return written(self.test)
 
 
-@frozen
 class _Default(Predicate):
     """Handles every exception but an HTTP client error that a repetition cannot mend."""
+
+    __slots__ = ()
 
     def matches_error(self, error: Exception) -> bool:
         return not is_permanent(error)
@@ -506,14 +537,11 @@ _DAY = "(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)"
 _LONG_DAY = "(?:Monday|Tuesday|Wednesday|Thursday|Friday|Saturday|Sunday)"
 _MONTH = f"(?P<month>{'|'.join(_MONTHS)})"
 _TIME = r"(?P<hour>\d{2}):(?P<minute>\d{2}):(?P<second>\d{2})"
-# The three forms of an HTTP date: RFC 9110, 5.6.7.
-_DATE_FORMS = tuple(
-    re.compile(form, re.ASCII)
-    for form in (
-        rf"{_DAY}, (?P<day>\d{{2}}) {_MONTH} (?P<year>\d{{4}}) {_TIME} GMT",
-        rf"{_LONG_DAY}, (?P<day>\d{{2}})-{_MONTH}-(?P<year>\d{{2}}) {_TIME} GMT",
-        rf"{_DAY} {_MONTH} (?P<day>[ \d]\d) {_TIME} (?P<year>\d{{4}})",
-    )
+# The three forms of an HTTP date: RFC 9110, 5.6.7. `re` compiles them when they are first needed.
+_DATE_FORMS = (
+    rf"{_DAY}, (?P<day>\d{{2}}) {_MONTH} (?P<year>\d{{4}}) {_TIME} GMT",
+    rf"{_LONG_DAY}, (?P<day>\d{{2}})-{_MONTH}-(?P<year>\d{{2}}) {_TIME} GMT",
+    rf"{_DAY} {_MONTH} (?P<day>[ \d]\d) {_TIME} (?P<year>\d{{4}})",
 )
 
 
@@ -534,7 +562,7 @@ def parse_retry_after(header: str, *, wall_time: float) -> float | None:
         # digits.
         return float(value)
     for form in _DATE_FORMS:
-        if (match := form.fullmatch(value)) is not None:
+        if (match := re.fullmatch(form, value, re.ASCII)) is not None:
             moment = _moment(match, wall_time)
             return None if moment is None else max(0.0, moment - wall_time)
     return None

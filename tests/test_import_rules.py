@@ -18,7 +18,7 @@ ROOT = Path(resilience_pipeline.__file__).parent
 #: The rooms by level, the lowest first. A module may import what is on a lower level, or in its own room. A level
 #: is a list of groups that don't see each other; rooms of one group may.
 LEVELS: list[list[set[str]]] = [
-    [{"_errors"}],
+    [{"_errors"}, {"_lazy"}],
     [{"_durations", "_locks", "_digest", "_cancellation", "_event"}],
     [{"_options"}],
     [{"_context", "_outcome"}],
