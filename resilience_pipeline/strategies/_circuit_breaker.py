@@ -16,7 +16,6 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
-from itertools import repeat, starmap
 from typing import Any
 from weakref import WeakSet
 
@@ -319,7 +318,6 @@ class _BoundCircuitBreaker:
     __slots__ = (
         "__weakref__",
         "_default",
-        "_good",
         "_lock",
         "_next",
         "_now",
@@ -340,13 +338,9 @@ class _BoundCircuitBreaker:
             minimum_throughput=options.minimum_throughput,
             sampling_duration=options.sampling_duration,
             break_duration=options.break_duration,
+            takes_notes=not options.should_handle.sees_results,
         )
         self._default = options.should_handle is DEFAULT
-        #: Good results of a closed circuit that are not counted yet, with their tickets and times;
-        #: `None` where a predicate has to see results first.
-        self._good: deque[tuple[Ticket, float]] | None = deque()
-        if options.should_handle.sees_results:
-            self._good = None
         #: Coroutine hooks of manual transitions, waiting for a call that can await them.
         self._pending: deque[Callable[[], Awaitable[object]]] = deque()
 
@@ -358,7 +352,7 @@ class _BoundCircuitBreaker:
         # result is judged by the one it read.
         ticket: Ticket
         if state.state == CLOSED:
-            ticket, good = state.epoch, self._good
+            ticket, good = state.epoch, state.good
         else:
             self._refuse(context)
             ticket, good = await self._enter(context), None
@@ -376,10 +370,10 @@ class _BoundCircuitBreaker:
                 # Noted in one step, without the lock, which would cost two bare calls; what is
                 # noted is counted before anything is decided.
                 now = self._now
-                good.append((ticket, now()))
+                good.append(now())
                 if len(good) >= _MOST_NOTED:
                     with self._lock:
-                        self._count_good()
+                        state.count_good()
                 return result
             error = None
         try:
@@ -402,14 +396,6 @@ class _BoundCircuitBreaker:
         if type(ticket) is not int:
             with self._lock:
                 self._state.release(ticket)
-
-    def _count_good(self) -> None:
-        """Count the good results noted so far; under the lock, before the circuit's state is used."""
-        good = self._good
-        if good:
-            # As many as there are now, for other threads go on noting; a loop would cost each call
-            # a fifth of a bare one.
-            self._state.record_successes(starmap(good.popleft, repeat((), len(good))))
 
     def refuse_at_once(self, operation_key: str | None) -> BrokenCircuitError | None:
         """Give the error of a call that comes during the break; without the lock and a coroutine.
@@ -435,7 +421,7 @@ class _BoundCircuitBreaker:
     async def _enter(self, context: ResilienceContext) -> Ticket:
         """Be admitted, perhaps as the trial call, or raise."""
         with self._lock:
-            self._count_good()
+            self._state.count_good()
             was_open = self._state.state == OPEN
             ticket = self._state.admit(self._now())
             step = self._state.unannounced
@@ -498,7 +484,7 @@ class _BoundCircuitBreaker:
         opening: Opening | None = None
         closed = False
         with self._lock:
-            self._count_good()
+            self._state.count_good()
             if failed:
                 opening = self._state.record_failure(ticket, self._now(), error)
             else:
@@ -573,7 +559,7 @@ class _BoundCircuitBreaker:
 
     def metrics(self) -> CircuitMetrics:
         with self._lock:
-            self._count_good()
+            self._state.count_good()
             throughput, failures = self._state.window.counts(self._now())
             return CircuitMetrics(
                 throughput=throughput,
@@ -585,7 +571,7 @@ class _BoundCircuitBreaker:
 
     def isolate(self) -> None:
         with self._lock:
-            self._count_good()
+            self._state.count_good()
             changed = self._state.isolate()
             step = self._state.unannounced
         if changed:
@@ -596,7 +582,7 @@ class _BoundCircuitBreaker:
 
     def close(self) -> None:
         with self._lock:
-            self._count_good()
+            self._state.count_good()
             changed = self._state.close()
             step = self._state.unannounced
         if changed:
