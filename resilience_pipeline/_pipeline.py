@@ -30,7 +30,7 @@ from attrs import frozen
 from typing_extensions import ParamSpec, TypeVar, TypeVarTuple
 
 from ._cancellation import Orphans
-from ._context import History, ResilienceContext, begun, enter, leave, reset
+from ._context import History, ResilienceContext, begun, enter, leave, new, reset
 from ._durations import Duration
 from ._errors import MisuseError
 from ._invoke import check_callable, invoke
@@ -205,7 +205,19 @@ class ResiliencePipeline(Generic[E_co]):
         if not callable(fn):
             check_callable(fn, "execute")
         if context is None:
-            context = begun(operation_key, idempotent, self.name, self._find_runtime, fn, args)
+            context = new(ResilienceContext)  # `begun`, whose frame costs as much as a bare call
+            context.operation_key = operation_key
+            context.idempotent = idempotent
+            context.attempt = 0
+            context.pipeline_name = self.name
+            context._find_runtime = self._find_runtime
+            context._fn = fn
+            context._args = args
+            context._stream = None
+            context._sync = None
+            context._invocations = 0
+            context._history = None
+            context._rest = None
         else:
             _check_context(context)
             context.begin(self.name, self._find_runtime, fn, args)
