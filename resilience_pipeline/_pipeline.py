@@ -291,6 +291,7 @@ class ResiliencePipeline(Generic[E_co]):
         history = context._history = History() if self._makes_attempts else None
         result: Any = None
         error: Exception | None = None
+        tries: tuple[Attempt, ...] | float = ()
         token = enter(context)
         try:
             try:
@@ -300,7 +301,6 @@ class ResiliencePipeline(Generic[E_co]):
             finally:
                 context.end()
                 leave(token)
-            tries: tuple[Attempt, ...] | float
             if history is None:
                 tries, count = self._now() - started, 1
             else:
@@ -314,7 +314,7 @@ class ResiliencePipeline(Generic[E_co]):
             # An error's traceback leads to this frame and those inside: none may lead to the error.
             if history is not None:
                 history.latest.clear()
-            error = None
+            error, tries = None, ()
 
     def execute_stream(
         self,
