@@ -124,6 +124,17 @@ def count(*, minimum: int, maximum: float = math.inf, infinite: bool = False) ->
     return rule(check)
 
 
+def or_none(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Say that the option may also be `None`."""
+    check: Rule = metadata["rule"]
+
+    def check_or_none(value: Any) -> str | None:
+        expected = None if value is None else check(value)
+        return expected and f"{expected}, or None"
+
+    return rule(check_or_none)
+
+
 def positive_duration() -> dict[str, Any]:
     """Say that the option is a duration longer than zero."""
     return rule(lambda value: None if value is None or value > 0 else "longer than zero")

@@ -287,6 +287,11 @@ def to_predicate(value: ShouldHandle) -> Predicate:
     return bad(value, _FORMS) if predicate is None else predicate
 
 
+def to_predicate_or_none(value: ShouldHandle | None) -> Predicate | None:
+    """Convert an option that is a predicate or `None`."""
+    return None if value is None else to_predicate(value)
+
+
 _FORMS = (
     "an exception type, a tuple of them, handle(...) or handle_result(...) joined with |, "
     "or a function of the outcome event"

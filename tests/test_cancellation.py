@@ -177,6 +177,8 @@ async def test_the_journeys_wait_at_every_await_of_every_strategy(anyio_backend_
         "await self._next(context)",
         "await self._runtime.shielded(partial(discard, result), math.inf)",
     ]
+    # Calls that are found slow while they run; `test_circuit_breaker_rules` has them.
+    running = ["await self._opened(context, opening, None)"]
     missed = [each for each in awaits_not_in(reached) if each not in by_chance]
     # A retry that nobody watches; `test_retry_edges` cancels it in an attempt and between two.
     unwatched = [
@@ -185,7 +187,7 @@ async def test_the_journeys_wait_at_every_await_of_every_strategy(anyio_backend_
         "await inside(context)",
         "await self.attempts(context, run, error)",
     ]
-    assert sorted(missed) == sorted([*unseen, *resuming, *in_threads, *unwatched])
+    assert sorted(missed) == sorted([*unseen, *resuming, *in_threads, *unwatched, *running])
 
 
 def awaits_not_in(reached: set[tuple[str, int]]) -> list[str]:

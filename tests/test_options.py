@@ -108,6 +108,11 @@ NO_COUNTS = [1.5, 3.0, True, False, "3", None, math.nan, -math.inf, [1]]
 PERCENTILE = PercentileDelay(0.95)
 
 
+def or_none(kind: Kind) -> Kind:
+    good, bad = kind
+    return [*good, (None, None)], [each for each in bad if each is not None]
+
+
 def count(minimum: int, *, infinite: bool = False) -> Kind:
     good = [(minimum, minimum), (minimum + 41, minimum + 41)]
     bad = [minimum - 1, -5, *NO_COUNTS]
@@ -120,6 +125,7 @@ PREDICATE: Kind = (
     [(Retry(should_handle=OSError).should_handle,) * 2],
     [None, 3, (), int, "OSError", BaseException, [OSError]],
 )
+PREDICATE_OR_NONE: Kind = ([*PREDICATE[0], (None, None)], PREDICATE[1][1:])
 RATIO: Kind = (
     [(0, 0), (1, 1), (0.5, 0.5), (0.0, 0.0)],
     [-0.1, 1.1, math.nan, math.inf, True, "0.5", None],
@@ -165,6 +171,11 @@ OPTIONS: dict[Callable[..., Any], dict[str, Kind]] = {
             [(None, None), (CONTROL, CONTROL)],
             [CircuitBreakerControl, "control", 3, object()],
         ),
+        "ignore": PREDICATE_OR_NONE,
+        "half_open_probes": count(1),
+        "consecutive_failures": or_none(count(1)),
+        "slow_call_duration": or_none(POSITIVE),
+        "slow_call_ratio": or_none(RATIO),
         "name": NAME,
     },
     Timeout: {
@@ -241,10 +252,16 @@ REQUIRED: dict[Callable[..., Any], dict[str, Any]] = {
 }
 
 
+#: Given together or not at all.
+PAIR = {"slow_call_duration": 1, "slow_call_ratio": 0.5}
+
+
 def make(strategy: Callable[..., Any], option: str, value: Any) -> Any:
     options = {**REQUIRED.get(strategy, {}), option: value}
     if option == "fallback_value":
         del options["fallback_action"]
+    if option in PAIR and value is not None:
+        options = PAIR | options
     return strategy(**options)
 
 
@@ -399,6 +416,11 @@ def test_defaults() -> None:
         "on_closed": None,
         "on_half_opened": None,
         "control": None,
+        "ignore": None,
+        "half_open_probes": 1,
+        "consecutive_failures": None,
+        "slow_call_duration": None,
+        "slow_call_ratio": None,
         "name": "CircuitBreaker",
     }
     assert retry.should_handle is breaker.should_handle

@@ -7,7 +7,8 @@ Rules:
 1. Every admission is a ticket. A closed circuit gives out its *epoch*, a number that changes with
    each close; a half-open one gives out a `Probe`. A result is judged by its ticket: one of another
    epoch changes nothing.
-2. Verdict and release are two things. `record` decides; `release` gives a probe's place back
+   Where slow calls count, a closed circuit gives out a `RunningCall`, which has the epoch in it.
+2. Verdict and release are two things. `record_*` decide; `release` gives a probe's place back
    without a decision.
 3. Opening and closing happen in one step each; what has to be announced is returned, never called.
 4. By itself the circuit takes no step before the last one was announced, so that announcements come
@@ -25,6 +26,7 @@ from typing import Final, Literal, TypeAlias
 from attrs import frozen
 
 from ._rolling_window import RollingWindow
+from ._slow_calls import RunningCall, SlowCalls
 
 CircuitState: TypeAlias = Literal["closed", "open", "half_open", "isolated"]
 
@@ -35,15 +37,16 @@ ISOLATED: Final = "isolated"
 
 
 class Probe:
-    """The ticket of a trial call; it loses its place at `lapses_at`."""
+    """The ticket of a trial call; it loses its place at `lapses_at`, and is slow past `slow_at`."""
 
-    __slots__ = ("lapses_at",)
+    __slots__ = ("lapses_at", "slow_at")
 
-    def __init__(self, lapses_at: float) -> None:
+    def __init__(self, lapses_at: float, slow_at: float = math.inf) -> None:
         self.lapses_at = lapses_at
+        self.slow_at = slow_at
 
 
-Ticket: TypeAlias = int | Probe
+Ticket: TypeAlias = int | Probe | RunningCall
 
 
 @frozen
@@ -88,15 +91,23 @@ class BreakerState:
         sampling_duration: Length of the window in seconds.
         break_duration: Length of a break in seconds, until `set_break` says otherwise.
         takes_notes: Whether good results may be noted in `good` before they are counted.
+        half_open_probes: Trial calls of a half-open period, all of which must be good.
+        consecutive_failures: Failures in a row that open it, whatever their share; `None`: any.
+        slow: What watches for slow calls; `None` where they don't count.
     """
 
     __slots__ = (
         "_break_duration",
         "_configured_break",
         "_failure_ratio",
+        "_good_probes",
         "_half_open_attempts",
+        "_half_open_probes",
+        "_longest_run",
         "_minimum_throughput",
-        "_probe",
+        "_probes",
+        "_run",
+        "_slow",
         "_steps",
         "blocked_until",
         "epoch",
@@ -116,13 +127,22 @@ class BreakerState:
         sampling_duration: float,
         break_duration: float,
         takes_notes: bool = False,
+        half_open_probes: int = 1,
+        consecutive_failures: int | None = None,
+        slow: SlowCalls | None = None,
     ) -> None:
         self._failure_ratio = failure_ratio
         self._minimum_throughput = minimum_throughput
         self._configured_break = break_duration
         self._break_duration = break_duration
         self._half_open_attempts = 0
-        self._probe: Probe | None = None
+        self._half_open_probes = half_open_probes
+        #: Trial calls that have a place, in the order of their admission; and how many were good.
+        self._probes: dict[Probe, None] = {}
+        self._good_probes = 0
+        self._longest_run = math.inf if consecutive_failures is None else consecutive_failures
+        self._run = 0
+        self._slow = slow
         self._steps = 0
         #: Number of the last step while nobody has been told of it, else 0.
         self.unannounced = 0
@@ -139,7 +159,7 @@ class BreakerState:
     def admit(self, now: float) -> Ticket | Refusal:
         """Let a call pass, with a ticket, or refuse it."""
         if self.state == CLOSED:
-            return self.epoch
+            return self.epoch if self._slow is None else self._slow.begin(self.epoch, now)
         if self.state == ISOLATED:
             return Refusal(ISOLATED, None, self.last_handled)
         if self.state == OPEN:
@@ -151,20 +171,40 @@ class BreakerState:
                 return Refusal(OPEN, until(blocked_until, now), self.last_handled)
             self._step_to(HALF_OPEN)
             self._half_open_attempts += 1
-        elif self._probe is not None and (self.unannounced or now < self._probe.lapses_at):
-            return Refusal(HALF_OPEN, until(self._probe.lapses_at, now), self.last_handled)
-        # The first after the break, or after a probe that gave its place back or let it lapse.
-        self._probe = Probe(now + self._break_duration)
-        return self._probe
+            self._good_probes = 0
+        elif self._probes and (self.unannounced or not self._has_place(now)):
+            first = next(iter(self._probes))
+            return Refusal(HALF_OPEN, until(first.lapses_at, now), self.last_handled)
+        # One of the first after the break, or after a probe that gave its place back or lost it.
+        slow_at = math.inf if self._slow is None else now + self._slow.duration
+        probe = Probe(now + self._break_duration, slow_at)
+        self._probes[probe] = None
+        return probe
+
+    def _has_place(self, now: float) -> bool:
+        """Whether there is a place for another probe, perhaps that of one that has lapsed."""
+        if self._good_probes + len(self._probes) < self._half_open_probes:
+            return True
+        first = next(iter(self._probes))
+        if now < first.lapses_at:
+            return False
+        del self._probes[first]
+        return True
 
     def record_success(self, ticket: Ticket, now: float) -> bool:
         """Count a success; whether the circuit has closed by it."""
         if isinstance(ticket, Probe):
-            if not self._is_current(ticket):
+            # One that was slow keeps its place, and `pass_slow` finds it.
+            if not self._is_current(ticket) or now > ticket.slow_at:
+                return False
+            del self._probes[ticket]
+            self._good_probes += 1
+            if self._good_probes < self._half_open_probes:
                 return False
             self._close()
             return True
         if self._counts(ticket):
+            self._run = 0
             self.window.record_success(now)
         return False
 
@@ -174,6 +214,7 @@ class BreakerState:
         if good and self.state != HALF_OPEN:
             # As many as there are now, for other threads go on noting; a loop would cost each call
             # a fifth of a bare one.
+            self._run = 0
             self.window.record_successes([*starmap(good.popleft, repeat((), len(good)))])
 
     def record_failure(self, ticket: Ticket, now: float, error: Exception | None) -> Opening | None:
@@ -186,6 +227,7 @@ class BreakerState:
         if not self._counts(ticket):
             return None
         self.window.record_failure(now)
+        self._run += 1
         if self.state != CLOSED:
             # Late: what tripped the circuit may give way to a newer exception, but not to a mere
             # result.
@@ -196,14 +238,45 @@ class BreakerState:
         if self.unannounced:
             return None
         throughput, failures = self.window.counts(now)
-        if throughput < self._minimum_throughput or failures / throughput < self._failure_ratio:
+        enough = throughput >= self._minimum_throughput
+        if not (enough and failures / throughput >= self._failure_ratio) and (
+            self._run < self._longest_run
+        ):
             return None
+        return self._open(now)
+
+    def pass_slow(
+        self, now: float, ended: Ticket | None = None, error: Exception | None = None
+    ) -> Opening | None:
+        """Count calls that have taken too long; how the circuit has opened by that, if so.
+
+        Args:
+            now: The time in seconds.
+            ended: A call that has just ended, after its outcome was recorded.
+            error: What it came to, if that was handled.
+        """
+        slow = self._slow
+        if slow is None:
+            return None
+        if self.state == HALF_OPEN:
+            too_slow = any(now > probe.slow_at for probe in self._probes)
+        else:
+            fresh = slow.pass_over(now)
+            if isinstance(ended, RunningCall) and ended.epoch == self.epoch:
+                fresh = slow.end(ended, now) or fresh
+            # By itself a slow share opens nothing: it takes another slow call.
+            too_slow = self.state == CLOSED and fresh and slow.too_many(now)
+        if not too_slow or self.unannounced:
+            return None
+        self.last_handled = error
         return self._open(now)
 
     def release(self, ticket: Ticket) -> None:
         """Give a probe's place back without a verdict: the next call is the probe."""
-        if self._probe is ticket:
-            self._probe = None
+        if isinstance(ticket, Probe):
+            self._probes.pop(ticket, None)
+        elif isinstance(ticket, RunningCall) and self._slow is not None:
+            self._slow.forget(ticket)
 
     def set_break(self, opening: Opening, duration: float) -> None:
         """Set the length of the break that began with `opening`, if it still lasts."""
@@ -216,7 +289,7 @@ class BreakerState:
         if self.state == ISOLATED:
             return False
         self._step_to(ISOLATED)
-        self._probe = None
+        self._probes.clear()
         return True
 
     def close(self) -> bool:
@@ -238,16 +311,17 @@ class BreakerState:
         self.unannounced = self._steps
 
     def _is_current(self, probe: Probe) -> bool:
-        return self.state == HALF_OPEN and self._probe is probe
+        return self.state == HALF_OPEN and probe in self._probes
 
-    def _counts(self, epoch: int) -> bool:
+    def _counts(self, ticket: int | RunningCall) -> bool:
+        epoch = ticket if isinstance(ticket, int) else ticket.epoch
         # Results that come in while half-open decide nothing, and only a close starts afresh.
         return epoch == self.epoch and self.state != HALF_OPEN
 
     def _open(self, now: float) -> Opening:
         throughput, failures = self.window.counts(now)
         self._step_to(OPEN)
-        self._probe = None
+        self._probes.clear()
         self._break_duration = self._configured_break
         self.opened_at = now
         self.blocked_until = now + self._configured_break
@@ -259,7 +333,10 @@ class BreakerState:
         self.epoch += 1
         if self.good is not None:
             self.good = deque()
-        self._probe = None
+        self._probes.clear()
+        self._run = 0
+        if self._slow is not None:
+            self._slow.reset()
         self._half_open_attempts = 0
         self.last_handled = None
         self.opened_at = None

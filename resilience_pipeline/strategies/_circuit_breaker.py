@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -32,14 +32,22 @@ from .._options import (
     function,
     generated_seconds,
     instance,
+    or_none,
     positive_duration,
     ratio,
     text_or_none,
     to_name,
     to_seconds,
+    to_seconds_or_none,
 )
 from .._outcome import Failure, Rejected, Success
-from .._predicates import DEFAULT, Predicate, is_refusal, to_predicate
+from .._predicates import (
+    DEFAULT,
+    Predicate,
+    is_refusal,
+    to_predicate,
+    to_predicate_or_none,
+)
 from ._base import (
     Handler,
     Site,
@@ -59,10 +67,12 @@ from ._breaker_state import (
     BreakerState,
     CircuitState,
     Opening,
+    Probe,
     Refusal,
     Ticket,
     until,
 )
+from ._slow_calls import SlowCalls
 
 
 class BreakDurationEvent(Event):
@@ -86,7 +96,7 @@ class CircuitOpenedEvent(Event):
 
     Attributes:
         context: The context of the execution that opened the circuit; `None` if done by hand.
-        outcome: What opened it; `None` if done by hand.
+        outcome: What opened it; `None` if done by hand, or by calls that run for too long.
         break_duration: Seconds until a trial call may pass; `math.inf` if done by hand.
         manual: Whether it was done by hand.
     """
@@ -251,9 +261,9 @@ class CircuitBreaker(Strategy[BrokenCircuitError]):
     decides nothing and gives its place back; one that hangs loses its place after one more break.
 
     Outcomes that are not handled count as good, as in Polly; with the default `should_handle`,
-    refusals of limiters and other breakers inside count as nothing. A timeout *outside* the breaker
-    reaches it as a cancellation, which is no evidence: put a timeout inside to have calls that hang
-    counted.
+    refusals of limiters and other breakers inside count as nothing, and so does what `ignore` says.
+    A timeout *outside* the breaker reaches it as a cancellation, which is no evidence: put a
+    timeout inside to have calls that hang counted, or use `slow_call_duration`.
 
     Args:
         failure_ratio: Share of failures that opens the circuit, 0 to 1.
@@ -268,6 +278,17 @@ class CircuitBreaker(Strategy[BrokenCircuitError]):
         on_closed: Hook called with a `CircuitClosedEvent` after it has closed.
         on_half_opened: Hook called with a `CircuitHalfOpenedEvent` before the trial call.
         control: Reads the breaker's state and drives it by hand.
+        ignore: Which outcomes count as nothing, neither good nor failed; the same forms as
+            `should_handle`, asked first. A trial call that ends in one decides nothing.
+        half_open_probes: Trial calls of a half-open period, at least 1: all have to be good for the
+            circuit to close, one failure begins another break.
+        consecutive_failures: Failures in a row, at least 1, that open the circuit whatever their
+            share and however long ago the first of them was; `None` for no such rule.
+        slow_call_duration: Seconds (any duration form) past which a call is slow, whatever comes of
+            it. It counts as soon as it has passed them, noticed by the next call that begins or
+            ends; a trial call that is slow has failed. Given together with `slow_call_ratio`.
+        slow_call_ratio: Share of slow calls, 0 to 1, with which a slow call opens the circuit once
+            the window holds `minimum_throughput` calls: the one way in which a success can.
         name: Name for events and errors.
 
     Raises:
@@ -300,14 +321,48 @@ class CircuitBreaker(Strategy[BrokenCircuitError]):
         kw_only=True,
         metadata=instance(CircuitBreakerControl, "a CircuitBreakerControl"),
     )
+    ignore: Predicate | None = field(default=None, kw_only=True, converter=to_predicate_or_none)
+    half_open_probes: int = field(default=1, kw_only=True, metadata=count(minimum=1))
+    consecutive_failures: int | None = field(
+        default=None, kw_only=True, metadata=or_none(count(minimum=1))
+    )
+    slow_call_duration: float | None = field(
+        default=None,
+        kw_only=True,
+        converter=to_seconds_or_none,
+        metadata=positive_duration(),
+    )
+    slow_call_ratio: float | None = field(default=None, kw_only=True, metadata=or_none(ratio()))
     name: str = field(default=None, kw_only=True, converter=to_name, metadata=text_or_none())
+
+    def _problems(self) -> Iterator[str]:
+        if (self.slow_call_duration is None) != (self.slow_call_ratio is None):
+            yield "slow_call_duration and slow_call_ratio must be given together"
 
     def bind(self, next: Handler, site: Site) -> Handler:  # noqa: A002
         """Make the handler of one pipeline, with a circuit of its own."""
         breaker = _BoundCircuitBreaker(self, next, site)
         if self.control is not None:
             self.control._attach(breaker)
-        return breaker.handle
+        return breaker.handle if self.slow_call_duration is None else breaker.handle_watched
+
+
+def _may_note(options: CircuitBreaker) -> bool:
+    """Whether good results need no look at them, nor at how long they took."""
+    ignores_results = options.ignore is not None and options.ignore.sees_results
+    return not (options.should_handle.sees_results or ignores_results or options.slow_call_duration)
+
+
+def _slow_calls(options: CircuitBreaker) -> SlowCalls | None:
+    duration, share = options.slow_call_duration, options.slow_call_ratio
+    if duration is None or share is None:
+        return None
+    return SlowCalls(
+        duration=duration,
+        ratio=share,
+        minimum_throughput=options.minimum_throughput,
+        sampling_duration=options.sampling_duration,
+    )
 
 
 #: Good results that may be noted before they are counted.
@@ -318,6 +373,7 @@ class _BoundCircuitBreaker:
     __slots__ = (
         "__weakref__",
         "_default",
+        "_ignore",
         "_lock",
         "_next",
         "_now",
@@ -338,8 +394,12 @@ class _BoundCircuitBreaker:
             minimum_throughput=options.minimum_throughput,
             sampling_duration=options.sampling_duration,
             break_duration=options.break_duration,
-            takes_notes=not options.should_handle.sees_results,
+            takes_notes=_may_note(options),
+            half_open_probes=options.half_open_probes,
+            consecutive_failures=options.consecutive_failures,
+            slow=_slow_calls(options),
         )
+        self._ignore = options.ignore
         self._default = options.should_handle is DEFAULT
         #: Coroutine hooks of manual transitions, waiting for a call that can await them.
         self._pending: deque[Callable[[], Awaitable[object]]] = deque()
@@ -361,21 +421,50 @@ class _BoundCircuitBreaker:
         try:
             result = await inside(context)
         except Exception as caught:  # noqa: BLE001 - judged, then raised again
-            error, result = caught, None
+            error = caught
         except BaseException:
             self._release(ticket)
             raise
         else:
-            if good is not None:
-                # Noted in one step, without the lock, which would cost two bare calls; what is
-                # noted is counted before anything is decided.
-                now = self._now
-                good.append(now())
-                if len(good) >= _MOST_NOTED:
-                    with self._lock:
-                        state.count_good()
-                return result
-            error = None
+            if good is None:
+                return await self._judged(context, ticket, None, result)
+            # Noted in one step, without the lock, which would cost two bare calls; what is noted is
+            # counted before anything is decided.
+            now = self._now
+            good.append(now())
+            if len(good) >= _MOST_NOTED:
+                with self._lock:
+                    state.count_good()
+            return result
+        try:
+            return await self._judged(context, ticket, error, None)
+        finally:
+            del error
+
+    async def handle_watched(self, context: ResilienceContext) -> Any:
+        """Do the same where slow calls count: each has a ticket of its own."""
+        if self._pending:
+            await self._run_pending()
+        self._refuse(context)
+        ticket = await self._enter(context)
+        try:
+            result = await self._next(context)
+        except Exception as caught:  # noqa: BLE001 - judged, then raised again
+            error = caught
+        except BaseException:
+            self._release(ticket)
+            raise
+        else:
+            return await self._judged(context, ticket, None, result)
+        try:
+            return await self._judged(context, ticket, error, None)
+        finally:
+            del error
+
+    async def _judged(
+        self, context: ResilienceContext, ticket: Ticket, error: Exception | None, result: Any
+    ) -> Any:
+        """Count what came out, then return or raise it."""
         try:
             try:
                 await self._conclude(context, ticket, error, result)
@@ -422,16 +511,21 @@ class _BoundCircuitBreaker:
         """Be admitted, perhaps as the trial call, or raise."""
         with self._lock:
             self._state.count_good()
+            now = self._now()
+            opening = self._state.pass_slow(now)
             was_open = self._state.state == OPEN
-            ticket = self._state.admit(self._now())
+            ticket = self._state.admit(now)
             step = self._state.unannounced
+        if opening is not None:
+            # Calls that still run have been found slow; that is told before this one is refused.
+            await self._opened(context, opening, None)
         if isinstance(ticket, Refusal):
             refusal = self._refusal(
                 context.operation_key, ticket.state, ticket.retry_after, ticket.cause
             )
             refusal._execution = context.execution
             raise refusal
-        if not was_open or isinstance(ticket, int):
+        if not was_open or not isinstance(ticket, Probe):
             return ticket
         try:
             event = CircuitHalfOpenedEvent(context=context)
@@ -475,30 +569,50 @@ class _BoundCircuitBreaker:
     ) -> None:
         """Count an outcome, and tell whom it concerns if the circuit has changed by it."""
         attempt = context.attempt
+        if await self._is_nothing(context, error, result):
+            return
         if error is None:
             failed = await handles_result(self._options.should_handle, context, result, attempt)
-        elif isinstance(error, MisuseError) or (self._default and is_refusal(error)):
-            return
         else:
             failed = await handles_error(self._options.should_handle, context, error, attempt)
         opening: Opening | None = None
         closed = False
         with self._lock:
             self._state.count_good()
+            now = self._now()
             if failed:
-                opening = self._state.record_failure(ticket, self._now(), error)
+                opening = self._state.record_failure(ticket, now, error)
             else:
-                closed = self._state.record_success(ticket, self._now())
+                closed = self._state.record_success(ticket, now)
+            slow = self._state.pass_slow(now, ticket, error if failed else None)
+            opening = opening or slow
             step = self._state.unannounced
         if opening is not None:
-            await self._opened(context, opening, error, result)
+            await self._opened(context, opening, outcome_of(context, error, result))
         elif closed:
             outcome = outcome_of(context, error, result)
             event = CircuitClosedEvent(context=context, outcome=outcome, manual=False)
             await self._announce(step, self._options.on_closed, event, "on_closed")
 
+    async def _is_nothing(
+        self, context: ResilienceContext, error: Exception | None, result: Any
+    ) -> bool:
+        """Whether an outcome says nothing about the service."""
+        if error is not None and (
+            isinstance(error, MisuseError) or (self._default and is_refusal(error))
+        ):
+            return True
+        if self._ignore is None:
+            return False
+        if error is None:
+            return await handles_result(self._ignore, context, result, context.attempt)
+        return await handles_error(self._ignore, context, error, context.attempt)
+
     async def _opened(
-        self, context: ResilienceContext, opening: Opening, error: Exception | None, result: Any
+        self,
+        context: ResilienceContext,
+        opening: Opening,
+        outcome: Success[Any] | Rejected[Any] | Failure | None,
     ) -> None:
         """Compute the break, outside the lock (the circuit is open already), and call the hook."""
         try:
@@ -508,7 +622,7 @@ class _BoundCircuitBreaker:
             raise
         event = CircuitOpenedEvent(
             context=context,
-            outcome=outcome_of(context, error, result),
+            outcome=outcome,
             break_duration=duration,
             manual=False,
         )

@@ -309,7 +309,7 @@ class World:
                     on_retry=self._hook("on_retry"),
                 )
             case "CircuitBreaker":
-                return self._breaker()
+                return self._breaker(watched=position == 0)
             case "Timeout":
                 return Timeout(
                     10, timeout_generator=self._limit, on_timeout=self._hook("on_timeout")
@@ -344,7 +344,7 @@ class World:
         )
         return _Watched(hedging, self._run_attempt)
 
-    def _breaker(self) -> Strategy[Any]:
+    def _breaker(self, *, watched: bool) -> Strategy[Any]:
         control = CircuitBreakerControl()
         tapped = Tapped(
             CircuitBreaker(
@@ -358,6 +358,9 @@ class World:
                 on_closed=self._hook("on_closed"),
                 on_half_opened=self._hook("on_half_opened"),
                 control=control,
+                ignore=self._hook("ignore", False),
+                slow_call_duration=1e6 if watched else None,
+                slow_call_ratio=1 if watched else None,
             ),
             self._clock,
         )
