@@ -179,6 +179,8 @@ async def test_the_journeys_wait_at_every_await_of_every_strategy(anyio_backend_
     ]
     # Calls that are found slow while they run; `test_circuit_breaker_rules` has them.
     running = ["await self._opened(context, opening, None)"]
+    # State per key only finds whose state it is; `test_state_per_key` cancels it.
+    per_key = ["await entry.handle(context)"]
     missed = [each for each in awaits_not_in(reached) if each not in by_chance]
     # A retry that nobody watches; `test_retry_edges` cancels it in an attempt and between two.
     unwatched = [
@@ -187,7 +189,9 @@ async def test_the_journeys_wait_at_every_await_of_every_strategy(anyio_backend_
         "await inside(context)",
         "await self.attempts(context, run, error)",
     ]
-    assert sorted(missed) == sorted([*unseen, *resuming, *in_threads, *unwatched, *running])
+    assert sorted(missed) == sorted(
+        [*unseen, *resuming, *in_threads, *unwatched, *running, *per_key]
+    )
 
 
 def awaits_not_in(reached: set[tuple[str, int]]) -> list[str]:

@@ -278,6 +278,20 @@ class BreakerState:
         elif isinstance(ticket, RunningCall) and self._slow is not None:
             self._slow.forget(ticket)
 
+    def is_idle(self, now: float) -> bool:
+        """Whether a fresh circuit would do the same from now on."""
+        return (
+            self.state == CLOSED
+            and not self.unannounced
+            and not self._run_matters
+            and self.window.counts(now) == (0, 0)
+            and (self._slow is None or self._slow.is_idle(now))
+        )
+
+    @property
+    def _run_matters(self) -> bool:
+        return self._run > 0 and self._longest_run < math.inf
+
     def set_break(self, opening: Opening, duration: float) -> None:
         """Set the length of the break that began with `opening`, if it still lasts."""
         if self.state == OPEN and opening.number == self._steps and self.opened_at is not None:

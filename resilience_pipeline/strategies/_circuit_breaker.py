@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -72,6 +72,7 @@ from ._breaker_state import (
     Ticket,
     until,
 )
+from ._keyed import keyed
 from ._slow_calls import SlowCalls
 
 
@@ -191,6 +192,16 @@ class CircuitBreakerControl:
             blocked_until=_latest(metrics.blocked_until for metrics in all_metrics),
         )
 
+    @property
+    def keys(self) -> dict[Hashable, CircuitState]:
+        """The state of each key's circuit, the worst where several have one; of breakers with `key=`."""
+        states: dict[Hashable, CircuitState] = {}
+        for breaker in self._driven():
+            if breaker.is_keyed:
+                both = states.get(breaker.key, CLOSED), breaker.state
+                states[breaker.key] = next(state for state in _WORST_FIRST if state in both)
+        return states
+
     def isolate(self) -> None:
         """Hold every circuit open until `close`; calls raise `IsolatedCircuitError`.
 
@@ -215,11 +226,18 @@ class CircuitBreakerControl:
         with self._lock:
             return list(self._breakers)
 
+    def _prepare(self, breaker: _BoundCircuitBreaker) -> None:
+        """Isolate the circuit of a new key before its first call; nobody has opened it, or is told."""
+        if self._isolated:
+            breaker.isolate_quietly()
+
     def _attach(self, breaker: _BoundCircuitBreaker) -> None:
         with self._lock:
             self._breakers.add(breaker)
             isolated = self._isolated
         if not isolated:
+            if breaker.state == ISOLATED:  # prepared, and the others closed since
+                breaker.close()
             return
         breaker.isolate()
         with self._lock:
@@ -289,6 +307,11 @@ class CircuitBreaker(Strategy[BrokenCircuitError]):
             ends; a trial call that is slow has failed. Given together with `slow_call_ratio`.
         slow_call_ratio: Share of slow calls, 0 to 1, with which a slow call opens the circuit once
             the window holds `minimum_throughput` calls: the one way in which a success can.
+        key: Function of the context that gives a key (a host, a model): each has a circuit of its
+            own, all of which `control` acts on. `None`: all calls share one.
+        max_keys: Keys that are kept, at least 1; keys with calls inside, or with a circuit that is
+            not closed or has counted something, may be more.
+        key_idle: Seconds (any duration form) after which a key that nobody used is let go.
         name: Name for events and errors.
 
     Raises:
@@ -333,6 +356,13 @@ class CircuitBreaker(Strategy[BrokenCircuitError]):
         metadata=positive_duration(),
     )
     slow_call_ratio: float | None = field(default=None, kw_only=True, metadata=or_none(ratio()))
+    key: Callable[[ResilienceContext], Any] | None = field(
+        default=None, kw_only=True, metadata=function("a function of the context")
+    )
+    max_keys: int = field(default=1024, kw_only=True, metadata=count(minimum=1))
+    key_idle: float = field(
+        default=600.0, kw_only=True, converter=to_seconds, metadata=positive_duration()
+    )
     name: str = field(default=None, kw_only=True, converter=to_name, metadata=text_or_none())
 
     def _problems(self) -> Iterator[str]:
@@ -341,10 +371,27 @@ class CircuitBreaker(Strategy[BrokenCircuitError]):
 
     def bind(self, next: Handler, site: Site) -> Handler:  # noqa: A002
         """Make the handler of one pipeline, with a circuit of its own."""
-        breaker = _BoundCircuitBreaker(self, next, site)
-        if self.control is not None:
-            self.control._attach(breaker)
-        return breaker.handle if self.slow_call_duration is None else breaker.handle_watched
+        control = self.control
+        if self.key is None:
+            breaker, handler = self._make(next, site)
+            if control is not None:
+                control._attach(breaker)
+            return handler
+
+        def make(key: Hashable) -> tuple[_BoundCircuitBreaker, Handler]:
+            breaker, handler = self._make(next, site)
+            breaker.key = key
+            if control is not None:
+                control._prepare(breaker)
+            return breaker, handler
+
+        kept = None if control is None else control._attach
+        return keyed(self, site, make, kept=kept).handle  # type: ignore[no-any-return]
+
+    def _make(self, inside: Handler, site: Site) -> tuple[_BoundCircuitBreaker, Handler]:
+        breaker = _BoundCircuitBreaker(self, inside, site)
+        watched = self.slow_call_duration is not None
+        return breaker, breaker.handle_watched if watched else breaker.handle
 
 
 def _may_note(options: CircuitBreaker) -> bool:
@@ -381,12 +428,15 @@ class _BoundCircuitBreaker:
         "_pending",
         "_site",
         "_state",
+        "key",
     )
 
     def __init__(self, options: CircuitBreaker, next: Handler, site: Site) -> None:  # noqa: A002
         self._options = options
         self._next = next
         self._site = site
+        #: Of which it is, where there is a circuit for each key.
+        self.key: Hashable = None
         self._now = site.now
         self._lock = Lock()
         self._state = BreakerState(
@@ -665,11 +715,26 @@ class _BoundCircuitBreaker:
         with self._lock:
             self._state.announced(step)
 
+    def is_idle(self, now: float) -> bool:
+        """Whether the circuit is closed and has nothing counted."""
+        with self._lock:
+            self._state.count_good()
+            return self._state.is_idle(now) and not self._pending
+
     # ---- by hand ------------------------------------------------------------------------------
 
     @property
     def state(self) -> CircuitState:
         return self._state.state
+
+    @property
+    def is_keyed(self) -> bool:
+        return self._options.key is not None
+
+    def isolate_quietly(self) -> None:
+        with self._lock:
+            self._state.isolate()
+            self._state.announced(self._state.unannounced)
 
     def metrics(self) -> CircuitMetrics:
         with self._lock:

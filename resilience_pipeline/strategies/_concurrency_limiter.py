@@ -28,8 +28,19 @@ from .._context import ResilienceContext
 from .._errors import ConcurrencyLimiterRejectedError
 from .._event import Event
 from .._locks import Lock
-from .._options import boolean, checked, count, function, text_or_none, to_name, to_seconds_or_none
+from .._options import (
+    boolean,
+    checked,
+    count,
+    function,
+    positive_duration,
+    text_or_none,
+    to_name,
+    to_seconds,
+    to_seconds_or_none,
+)
 from ._base import Handler, Site, Strategy, run_hook
+from ._keyed import keyed
 from ._waiters import WaiterQueue
 
 
@@ -56,6 +67,10 @@ class ConcurrencyLimiter(Strategy[ConcurrencyLimiterRejectedError]):
         permit_limit: Calls inside at once, at least 1.
         queue_limit: Calls that may wait, at least 0; `math.inf` never refuses.
         max_wait: Longest time in the queue in seconds (any duration form); `None` for no limit.
+        key: Function of the context that gives a key (a host, a tenant): each has permits and a
+            queue of its own. `None`: all calls share them.
+        max_keys: Keys that are kept, at least 1; keys with permits or waiters may be more.
+        key_idle: Seconds (any duration form) after which a key that nobody used is let go.
         hold_streams: Whether a stream keeps its permit until it has been closed, which its end does
             too.
         on_rejected: Hook called with a `ConcurrencyLimiterRejectedEvent` before the error is
@@ -69,6 +84,13 @@ class ConcurrencyLimiter(Strategy[ConcurrencyLimiterRejectedError]):
     permit_limit: int = field(metadata=count(minimum=1))
     queue_limit: float = field(default=0, metadata=count(minimum=0, infinite=True))
     max_wait: float | None = field(default=None, kw_only=True, converter=to_seconds_or_none)
+    key: Callable[[ResilienceContext], Any] | None = field(
+        default=None, kw_only=True, metadata=function("a function of the context")
+    )
+    max_keys: int = field(default=1024, kw_only=True, metadata=count(minimum=1))
+    key_idle: float = field(
+        default=600.0, kw_only=True, converter=to_seconds, metadata=positive_duration()
+    )
     hold_streams: bool = field(default=False, kw_only=True, metadata=boolean())
     on_rejected: Callable[[ConcurrencyLimiterRejectedEvent], object] | None = field(
         default=None, kw_only=True, metadata=function()
@@ -77,8 +99,12 @@ class ConcurrencyLimiter(Strategy[ConcurrencyLimiterRejectedError]):
 
     def bind(self, next: Handler, site: Site) -> Handler:  # noqa: A002
         """Make the handler of one pipeline, with permits of its own."""
-        bound = _BoundConcurrencyLimiter(self, next, site)
-        return bound.handle_holding if self.hold_streams else bound.handle
+
+        def make(_: object = None) -> tuple[_BoundConcurrencyLimiter, Handler]:
+            bound = _BoundConcurrencyLimiter(self, next, site)
+            return bound, bound.handle_holding if self.hold_streams else bound.handle
+
+        return make()[1] if self.key is None else keyed(self, site, make).handle
 
 
 class _BoundConcurrencyLimiter:
@@ -94,6 +120,11 @@ class _BoundConcurrencyLimiter:
         self._unused = options.permit_limit
         self._queue: WaiterQueue[Any] = WaiterQueue()
         self._waiting = self._queue.waiting
+
+    def is_idle(self, now: float) -> bool:  # noqa: ARG002 - the protocol's
+        """Whether all permits are free and nobody waits or was granted one."""
+        with self._lock:
+            return self.free == self._options.permit_limit and self._queue.is_empty
 
     @property
     def free(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from attrs import field, frozen
@@ -34,6 +34,7 @@ from .._options import (
 )
 from ._base import Handler, Site, Strategy, run_hook
 from ._buckets import FixedWindowState, SlidingWindowState, TokenBucketState
+from ._keyed import keyed
 from ._waiters import WaiterQueue
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class SupportsRateLimit(Protocol):
 class _State(Protocol):
     def try_acquire(self, now: float) -> float: ...
     def wait_for(self, now: float, permits: int) -> float: ...
+    def is_idle(self, now: float) -> bool: ...
 
 
 class RateLimit(ABC):
@@ -176,6 +178,10 @@ class _Shared:
         with self._lock:
             return self._state.try_acquire(self._now())
 
+    def is_idle(self) -> bool:
+        with self._lock:
+            return self._state.is_idle(self._now())
+
     def wait_for(self, permits: int) -> float:
         with self._lock:
             return self._state.wait_for(self._now(), permits)
@@ -220,6 +226,11 @@ class RateLimiter(Strategy[RateLimiterRejectedError]):
         queue_limit: Calls that may wait, at least 0; `math.inf` never refuses.
         max_wait: Longest time in the queue in seconds (any duration form); a call that is known to
             have to wait longer is refused at once. `None` for no limit.
+        key: Function of the context that gives a key (a host, a tenant): each has a limit and a
+            queue of its own. Needs one of the built-in limits. `None`: all calls share one.
+        max_keys: Keys that are kept, at least 1; keys with waiters or a limit that is used up in
+            part may be more.
+        key_idle: Seconds (any duration form) after which a key that nobody used is let go.
         on_rejected: Hook called with a `RateLimiterRejectedEvent` before the error is raised.
         name: Name for events and errors.
 
@@ -230,6 +241,13 @@ class RateLimiter(Strategy[RateLimiterRejectedError]):
     limiter: RateLimit | SupportsRateLimit = field(metadata=_limiter())
     queue_limit: float = field(default=0, kw_only=True, metadata=count(minimum=0, infinite=True))
     max_wait: float | None = field(default=None, kw_only=True, converter=to_seconds_or_none)
+    key: Callable[[ResilienceContext], Any] | None = field(
+        default=None, kw_only=True, metadata=function("a function of the context")
+    )
+    max_keys: int = field(default=1024, kw_only=True, metadata=count(minimum=1))
+    key_idle: float = field(
+        default=600.0, kw_only=True, converter=to_seconds, metadata=positive_duration()
+    )
     on_rejected: Callable[[RateLimiterRejectedEvent], object] | None = field(
         default=None, kw_only=True, metadata=function()
     )
@@ -237,7 +255,21 @@ class RateLimiter(Strategy[RateLimiterRejectedError]):
 
     def bind(self, next: Handler, site: Site) -> Handler:  # noqa: A002
         """Make the handler of one pipeline, with a limit of its own unless `limiter` is an object."""
-        return _BoundRateLimiter(self, next, site).handle
+
+        def make(_: object = None) -> tuple[_BoundRateLimiter, Handler]:
+            bound = _BoundRateLimiter(self, next, site)
+            return bound, bound.handle
+
+        return make()[1] if self.key is None else keyed(self, site, make).handle
+
+    def _problems(self) -> Iterator[str]:
+        limiter: object = self.limiter
+        foreign = isinstance(limiter, SupportsRateLimit) and not isinstance(limiter, type)
+        if self.key is not None and foreign:
+            yield (
+                "key needs a limiter whose state can be made for each key: TokenBucket, "
+                f"FixedWindow or SlidingWindow, got {self.limiter!r}"
+            )
 
 
 class _Place:
@@ -268,6 +300,11 @@ class _BoundRateLimiter:
         self._own: _Shared | None = None
         if isinstance(options.limiter, RateLimit):
             self._own = _Shared(options.limiter.start(), site.now)
+
+    def is_idle(self, now: float) -> bool:  # noqa: ARG002 - it reads the clock under its lock
+        """Whether nobody waits and the limit is as good as new."""
+        with self._lock:
+            return self._queue.is_empty and (self._own is None or self._own.is_idle())
 
     async def handle(self, context: ResilienceContext) -> Any:
         if self._queue:

@@ -11,6 +11,7 @@ which they did, so that calls that never come back count too.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 
 from ._rolling_window import RollingWindow
 
@@ -54,8 +55,9 @@ class SlowCalls:
         self._ratio = ratio
         self._minimum_throughput = minimum_throughput
         self._window = RollingWindow(sampling_duration)
-        # In the order in which they began, which is that in which they become slow.
-        self._running: dict[RunningCall, None] = {}
+        # In the order in which they began, which is that in which they become slow. No dict: taking
+        # from its front over and over skips ever more dead entries.
+        self._running: OrderedDict[RunningCall, None] = OrderedDict()
         self._latest = -math.inf
 
     def begin(self, epoch: int, now: float) -> RunningCall:
@@ -79,20 +81,24 @@ class SlowCalls:
 
     def pass_over(self, now: float) -> bool:
         """Count the running calls that have passed the limit by now; whether there were any."""
-        passed = 0
-        for call in self._running:
+        passed = False
+        while self._running:
+            call = next(iter(self._running))
             if now <= call.slow_at:
                 break
-            passed += 1
+            del self._running[call]
             self._count(call.slow_at, slow=True)
-        for _ in range(passed):
-            del self._running[next(iter(self._running))]
-        return passed > 0
+            passed = True
+        return passed
 
     def too_many(self, now: float) -> bool:
         """Whether the share of slow calls is reached."""
         throughput, slow = self._window.counts(now)
         return throughput >= self._minimum_throughput and slow / throughput >= self._ratio
+
+    def is_idle(self, now: float) -> bool:
+        """Whether nothing runs and nothing is counted."""
+        return not self._running and self._window.counts(now) == (0, 0)
 
     def reset(self) -> None:
         """Forget everything."""

@@ -67,6 +67,11 @@ class WaiterQueue(Generic[W]):
         """The waiter whose turn is next."""
         return next(iter(self.waiting), None)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody waits, and nobody was granted something that is not in use yet."""
+        return not self.waiting and not self._granted
+
     def join(self, waiter: W) -> None:
         """Queue up behind everybody else."""
         self.waiting[waiter] = None

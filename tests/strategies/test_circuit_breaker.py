@@ -1962,14 +1962,6 @@ def test_all_bad_options_are_reported_at_once() -> None:
     assert all(option in str(caught.value) for option in bad)
 
 
-@pytest.mark.parametrize("option", ["key"])
-def test_options_that_come_later_are_unknown(option: str) -> None:
-    """What is not there yet is refused, not silently ignored."""
-    options: dict[str, Any] = {option: None}
-    with pytest.raises(TypeError, match=option):
-        CircuitBreaker(**options)
-
-
 def test_a_misspelt_option_is_corrected() -> None:
     """Options: the right name is suggested."""
     options: dict[str, Any] = {"failure_ration": 0.5}

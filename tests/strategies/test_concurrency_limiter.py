@@ -966,14 +966,6 @@ def test_all_bad_options_are_reported_at_once() -> None:
     assert len(caught.value.problems) == 3
 
 
-@pytest.mark.parametrize("option", ["key", "max_keys"])
-def test_options_that_come_later_are_unknown(option: str) -> None:
-    """What is not there yet is refused, not silently ignored."""
-    options: dict[str, Any] = {option: None}
-    with pytest.raises(TypeError, match=option):
-        ConcurrencyLimiter(1, **options)
-
-
 def test_a_misspelt_option_is_corrected() -> None:
     """Options: the right name is suggested."""
     options: dict[str, Any] = {"que_limit": 5}

@@ -1043,14 +1043,6 @@ def test_all_bad_options_are_reported_at_once() -> None:
     assert len(caught.value.problems) == 3
 
 
-@pytest.mark.parametrize("option", ["key", "max_keys", "key_idle"])
-def test_options_that_come_later_are_unknown(option: str) -> None:
-    """What is not there yet is refused, not silently ignored."""
-    options: dict[str, Any] = {option: None}
-    with pytest.raises(TypeError, match=option):
-        RateLimiter(TokenBucket(1, 1), **options)
-
-
 def test_the_limiter_is_positional_and_the_rest_is_not() -> None:
     """Signature: `(limiter, *, queue_limit=0, ...)`."""
     with pytest.raises(TypeError):

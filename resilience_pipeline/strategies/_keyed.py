@@ -1,0 +1,191 @@
+"""State per key: one bound strategy for each host, tenant or model, made when it is first needed.
+
+Rules:
+1. A key is let go only while forgetting it could not change an answer: nobody is inside, and its
+   strategy says that it is idle. What is idle is looked at when a key is added, the least recently
+   used first; keys in use may be more than `max_keys`.
+2. Who comes in is counted under the lock before the key's strategy is asked anything, so a key
+   can't be let go between being found and being used.
+3. A strategy is made outside the lock, since making one may call user code. Where two threads make
+   one for the same key the first is kept and the other one is undone before anybody has seen it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
+
+from .._context import ResilienceContext, refuse_awaitable
+from .._errors import MisuseError
+from .._locks import Lock
+from ._base import Handler, Site
+
+
+class Bound(Protocol):
+    """A bound strategy that can be one of many."""
+
+    def is_idle(self, now: float) -> bool:
+        """Whether a fresh one would give the same answers from now on."""
+        ...
+
+
+B = TypeVar("B", bound=Bound)
+
+#: How many keys that can't be let go an addition may look at, on average.
+_LOOKS = 64
+
+
+class _Entry(Generic[B]):
+    __slots__ = ("bound", "handle", "inside", "used_at")
+
+    def __init__(self, bound: B, handle: Handler) -> None:
+        self.bound = bound
+        self.handle = handle
+        self.inside = 0
+        self.used_at = 0.0
+
+
+class KeyedStrategies(Generic[B]):
+    """The bound strategies of one layer of a pipeline, by key.
+
+    Args:
+        key: Gives a call's key from its context.
+        max_keys: How many keys are kept, but for those that are in use.
+        key_idle: Seconds after which an idle key that was not used is let go.
+        make: Makes a bound strategy with its handler.
+        site: Where the strategy sits.
+        kept: Called with each strategy that was kept, after it was; `dropped` with one that lost
+            the race to be.
+    """
+
+    def __init__(
+        self,
+        *,
+        key: Callable[[ResilienceContext], Any],
+        max_keys: int,
+        key_idle: float,
+        make: Callable[[Any], tuple[B, Handler]],
+        site: Site,
+        kept: Callable[[B], None] | None = None,
+        dropped: Callable[[B], None] | None = None,
+    ) -> None:
+        self._key = key
+        self._max_keys = max_keys
+        self._key_idle = key_idle
+        self._make = make
+        self._site = site
+        self._kept = kept
+        self._dropped = dropped
+        self._lock = Lock()
+        #: In the order in which they were left, but for those that somebody is inside of.
+        self._entries: OrderedDict[Hashable, _Entry[B]] = OrderedDict()
+        #: Additions for which nobody is looked at, where many would be that can't be let go.
+        self._skips = 0
+
+    def __len__(self) -> int:
+        """Return the number of keys that are kept."""
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[tuple[Hashable, B]]:
+        """Iterate over the keys that are kept now, with their strategies."""
+        with self._lock:
+            entries = list(self._entries.items())
+        return ((key, entry.bound) for key, entry in entries)
+
+    async def handle(self, context: ResilienceContext) -> Any:
+        """Run the inside under the strategy of the call's key."""
+        key = self._key_of(context)
+        entry = self._enter(key)
+        try:
+            return await entry.handle(context)
+        finally:
+            self._leave(key, entry)
+
+    def _key_of(self, context: ResilienceContext) -> Hashable:
+        key = self._key(context)
+        if inspect.isawaitable(key):
+            refuse_awaitable(key, "key")
+            if inspect.iscoroutine(key):
+                key.close()
+            msg = f"{self._site.origin}: key= must be a plain function, it gave an awaitable"
+            raise MisuseError(msg)
+        try:
+            hash(key)
+        except TypeError:
+            msg = (
+                f"{self._site.origin}: key= must give something that can be hashed, a text for "
+                f"example; it gave {key!r}"
+            )
+            raise MisuseError(msg) from None
+        return key  # type: ignore[no-any-return]
+
+    def _enter(self, key: Hashable) -> _Entry[B]:
+        entry = self._find(key)
+        if entry is not None:
+            return entry
+        made = _Entry(*self._make(key))
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                entry = self._entries[key] = made
+                entry.inside += 1
+                self._let_go(self._site.now())
+            else:
+                entry.inside += 1
+        if entry is not made:
+            if self._dropped is not None:
+                self._dropped(made.bound)
+            return entry
+        if self._kept is not None:
+            try:
+                self._kept(made.bound)
+            except BaseException:
+                self._leave(key, entry)
+                raise
+        return entry
+
+    def _find(self, key: Hashable) -> _Entry[B] | None:
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None:
+                entry.inside += 1
+        return entry
+
+    def _leave(self, key: Hashable, entry: _Entry[B]) -> None:
+        with self._lock:
+            entry.inside -= 1
+            entry.used_at = self._site.now()
+            self._entries.move_to_end(key)
+
+    def _let_go(self, now: float) -> None:
+        """Forget keys that have not been used for long, then the least recently used ones."""
+        if self._skips > 0:
+            self._skips -= 1
+            return
+        surplus = len(self._entries) - self._max_keys
+        gone: list[Hashable] = []
+        looked_at = 0
+        for key, entry in self._entries.items():
+            young = not entry.inside and now - entry.used_at < self._key_idle
+            if young and len(gone) >= surplus:
+                break  # those after it were used later
+            looked_at += 1
+            if not entry.inside and entry.bound.is_idle(now):
+                gone.append(key)
+        for key in gone:
+            del self._entries[key]
+        self._skips = (looked_at - len(gone)) // _LOOKS
+
+
+def keyed(options: Any, site: Site, make: Callable[[Any], tuple[B, Handler]], **told: Any) -> Any:
+    """Make the strategies of a layer whose options have a `key`."""
+    return KeyedStrategies(
+        key=options.key,
+        max_keys=options.max_keys,
+        key_idle=options.key_idle,
+        make=make,
+        site=site,
+        **told,
+    )
