@@ -55,8 +55,10 @@ class Success(Generic[T_co]):
 
     Attributes:
         value: What the call returned.
-        attempts: After `settle`, the latest 64 tries; not part of equality.
         attempt_count: After `settle`, the number of all tries.
+
+    Args:
+        attempts: See the property; of a single try just the seconds it took.
     """
 
     value: T_co
@@ -159,8 +161,10 @@ class Rejected(_Unsuccessful[E_co]):
 
     Attributes:
         error: The rejection, one of the types the pipeline's builder has collected.
-        attempts: After `settle`, the latest 64 tries; not part of equality.
         attempt_count: After `settle`, the number of all tries.
+
+    Args:
+        attempts: See the property; of a single try just the seconds it took.
     """
 
     def map(self, fn: Callable[[Never], object]) -> Rejected[E_co]:  # noqa: ARG002
@@ -184,8 +188,10 @@ class Failure(_Unsuccessful[Exception]):
 
     Attributes:
         error: The exception.
-        attempts: After `settle`, the latest 64 tries; not part of equality.
         attempt_count: After `settle`, the number of all tries.
+
+    Args:
+        attempts: See the property; of a single try just the seconds it took.
     """
 
     def map(self, fn: Callable[[Never], object]) -> Failure:  # noqa: ARG002
