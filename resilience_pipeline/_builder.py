@@ -26,6 +26,7 @@ from .strategies import (
     Fallback,
     Handler,
     Hedging,
+    Lock,
     RateLimiter,
     Retry,
     Site,
@@ -200,6 +201,7 @@ class ResiliencePipelineBuilder(Generic[E_co]):
     add_hedging = _Adder(Hedging)
     add_concurrency_limiter = _Adder(ConcurrencyLimiter)
     add_rate_limiter = _Adder(RateLimiter)
+    add_lock = _Adder(Lock)
 
     def build(self) -> ResiliencePipeline[E_co]:
         """Build a pipeline with fresh state; the first strategy added is the outermost.

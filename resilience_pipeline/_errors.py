@@ -8,6 +8,7 @@
     │  │  └─ IsolatedCircuitError  the circuit is held open by hand
     │  ├─ TimeoutRejectedError     the time limit passed (also a builtin TimeoutError)
     │  ├─ RateLimiterRejectedError
+    │  ├─ LockRejectedError        the lock did not become free in time
     │  └─ ConcurrencyLimiterRejectedError
     ├─ ResumeError                 a resumed stream is not the one that was delivered before
     ├─ MisuseError                 a programming mistake (also a TypeError)
@@ -100,6 +101,10 @@ class TimeoutRejectedError(ExecutionRejectedError, TimeoutError):
 
 class RateLimiterRejectedError(ExecutionRejectedError):
     """No permit of the rate limiter is free; `retry_after` is the time until one could be had."""
+
+
+class LockRejectedError(ExecutionRejectedError):
+    """The lock did not become free within the strategy's `max_wait`."""
 
 
 class ConcurrencyLimiterRejectedError(ExecutionRejectedError):

@@ -27,12 +27,14 @@ from resilience_pipeline import (
     Failure,
     Fallback,
     FixedWindow,
+    Lock,
     MisuseError,
     OptionsError,
     RateLimiter,
     RateLimiterRejectedError,
     Rejected,
     ResilienceContext,
+    ResilienceLock,
     ResiliencePipeline,
     ResiliencePipelineBuilder,
     Retry,
@@ -49,6 +51,7 @@ from resilience_pipeline.testing import VirtualClock
 from support.calls import B, BoomError, Calls, Watching, boom, ok
 
 CONTROL = CircuitBreakerControl()
+LOCK = ResilienceLock()
 
 
 def log_retry(event: object) -> None: ...
@@ -91,6 +94,7 @@ ADDERS: list[Any] = [
         id="limiter-by-name",
     ),
     pytest.param("add_rate_limiter", RateLimiter, (TokenBucket(1, 2),), {}, id="rate-limiter"),
+    pytest.param("add_lock", Lock, (LOCK,), {"max_wait": 1}, id="lock"),
 ]
 METHODS = [
     ("add_retry", Retry),
@@ -99,6 +103,7 @@ METHODS = [
     ("add_fallback", Fallback),
     ("add_concurrency_limiter", ConcurrencyLimiter),
     ("add_rate_limiter", RateLimiter),
+    ("add_lock", Lock),
 ]
 adders = pytest.mark.parametrize(("method", "strategy"), METHODS)
 

@@ -19,6 +19,7 @@ from ._circuit_breaker import (
 from ._concurrency_limiter import ConcurrencyLimiter, ConcurrencyLimiterRejectedEvent
 from ._fallback import Fallback, FallbackEvent
 from ._hedging import Hedging, HedgingActionEvent, HedgingDelayEvent, HedgingEvent
+from ._lock import Lock, ResilienceLock
 from ._percentile_delay import PercentileDelay
 from ._rate_limiter import (
     FixedWindow,
@@ -49,9 +50,11 @@ __all__ = [
     "HedgingActionEvent",
     "HedgingDelayEvent",
     "HedgingEvent",
+    "Lock",
     "PercentileDelay",
     "RateLimiter",
     "RateLimiterRejectedEvent",
+    "ResilienceLock",
     "Retry",
     "RetryDelayEvent",
     "RetryEvent",
