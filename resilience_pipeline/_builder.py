@@ -28,6 +28,7 @@ from .strategies import (
     Hedging,
     Lock,
     RateLimiter,
+    RecordReplay,
     Retry,
     Site,
     Strategy,
@@ -202,6 +203,7 @@ class ResiliencePipelineBuilder(Generic[E_co]):
     add_concurrency_limiter = _Adder(ConcurrencyLimiter)
     add_rate_limiter = _Adder(RateLimiter)
     add_lock = _Adder(Lock)
+    add_record_replay = _Adder(RecordReplay)
 
     def build(self) -> ResiliencePipeline[E_co]:
         """Build a pipeline with fresh state; the first strategy added is the outermost.

@@ -32,6 +32,7 @@ from resilience_pipeline import (
     OptionsError,
     RateLimiter,
     RateLimiterRejectedError,
+    RecordReplay,
     Rejected,
     ResilienceContext,
     ResilienceLock,
@@ -95,6 +96,9 @@ ADDERS: list[Any] = [
     ),
     pytest.param("add_rate_limiter", RateLimiter, (TokenBucket(1, 2),), {}, id="rate-limiter"),
     pytest.param("add_lock", Lock, (LOCK,), {"max_wait": 1}, id="lock"),
+    pytest.param(
+        "add_record_replay", RecordReplay, ("recordings",), {"mode": "record"}, id="record"
+    ),
 ]
 METHODS = [
     ("add_retry", Retry),
@@ -104,6 +108,7 @@ METHODS = [
     ("add_concurrency_limiter", ConcurrencyLimiter),
     ("add_rate_limiter", RateLimiter),
     ("add_lock", Lock),
+    ("add_record_replay", RecordReplay),
 ]
 adders = pytest.mark.parametrize(("method", "strategy"), METHODS)
 
@@ -520,6 +525,7 @@ def test_pipelines_are_immutable(name: str) -> None:
 def test_options_are_immutable(method: str, strategy: type[Any]) -> None:
     """No option can be set once the strategy is made."""
     required = {"timeout": 1, "permit_limit": 1, "fallback_value": 1, "limiter": TokenBucket(1, 1)}
+    required["directory"] = "recordings"
     names = inspect.signature(strategy).parameters
     made = strategy(**{name: value for name, value in required.items() if name in names})
     for name in names:

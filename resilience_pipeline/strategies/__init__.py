@@ -29,6 +29,7 @@ from ._rate_limiter import (
     SupportsRateLimit,
     TokenBucket,
 )
+from ._record_replay import RecordReplay, RecordReplayKeyEvent
 from ._retry import Retry, RetryDelayEvent, RetryEvent, RetryResumeEvent
 from ._timeout import Timeout, TimeoutEvent, TimeoutGeneratorEvent
 
@@ -54,6 +55,8 @@ __all__ = [
     "PercentileDelay",
     "RateLimiter",
     "RateLimiterRejectedEvent",
+    "RecordReplay",
+    "RecordReplayKeyEvent",
     "ResilienceLock",
     "Retry",
     "RetryDelayEvent",

@@ -63,6 +63,11 @@ assert_type(
     empty.add_lock(ResilienceLock(), key=lambda context: context.operation_key, max_wait="1s"),
     ResiliencePipelineBuilder[LockRejectedError],
 )
+assert_type(
+    empty.add_record_replay("recordings", mode="incremental", key=lambda event: list(event.args)),
+    ResiliencePipelineBuilder[Never],
+)
+empty.add_record_replay("recordings", mode="rewind")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 assert_type(Lock(reentrant=False).lock, ResilienceLock | None)
 
 llm = (
