@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from contextvars import ContextVar, Token
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from attrs import field, frozen
 
@@ -50,9 +50,6 @@ from .._options import (
 )
 from ._base import Handler, Site, Strategy, call_user, origin
 from ._waiters import WaiterQueue
-
-if TYPE_CHECKING:
-    from .._stream import StreamExecution
 
 #: What is locked where no `key=` says it.
 _WHOLE: Final = UNSET
@@ -76,14 +73,14 @@ class _Place:
 
     Attributes:
         hold: Who owns it now, or has been handed it and has not run yet.
-        queue: Who waits for it.
+        queue: Who waits for it; `None` while nobody has.
     """
 
     __slots__ = ("hold", "queue")
 
     def __init__(self) -> None:
         self.hold = _Hold()
-        self.queue: WaiterQueue[Any] = WaiterQueue()
+        self.queue: WaiterQueue[Any] | None = None
 
 
 #: The ownerships of the call chain that runs this code, outermost first; some may be over.
@@ -118,7 +115,7 @@ class ResilienceLock:
             return "<ResilienceLock free>"
         keys = len(places) - (_WHOLE in places)
         held = f"held for {keys} {'key' if keys == 1 else 'keys'}" if keys else "held"
-        waiting = sum(len(place.queue) for place in places.values())
+        waiting = sum(len(place.queue or ()) for place in places.values())
         return f"<ResilienceLock {held}{f', {waiting} waiting' if waiting else ''}>"
 
     # ---- for the strategy
@@ -131,28 +128,31 @@ class ResilienceLock:
                 place = self._places[key] = _Place()
                 return place.hold
             for mine in chain:
-                if mine is place.hold:
+                if mine is place.hold and mine.calls:
                     mine.calls += 1
                     return mine
             return None
 
-    def _join(self, key: Hashable, waiter: Any) -> _Place | None:
+    def _join(self, key: Hashable, waiter: Any) -> tuple[_Place, WaiterQueue[Any]] | None:
         """Queue up behind whoever has the lock; `None` if nobody has it any more."""
         self._recover(key)
         with self._guard:
             place = self._places.get(key)
             if place is None:
                 return None
-            place.queue.join(waiter)
+            queue = place.queue
+            if queue is None:
+                queue = place.queue = WaiterQueue()
+            queue.join(waiter)
             if self._places.get(key) is place:
-                return place
-            place.queue.leave(waiter)  # see 5 above
+                return place, queue
+            queue.leave(waiter)  # see 5 above
             return None
 
-    def _quit(self, place: _Place, waiter: Any) -> _Hold | None:
+    def _quit(self, place: _Place, queue: WaiterQueue[Any], waiter: Any) -> _Hold | None:
         """Stop waiting; give the ownership, if it has been handed over before."""
         with self._guard:
-            return place.hold if place.queue.leave(waiter) else None
+            return place.hold if queue.leave(waiter) else None
 
     def _leave(self, key: Hashable, hold: _Hold) -> None:
         """Count one less inside; with the last one the lock goes to the next, or is free."""
@@ -166,7 +166,7 @@ class ResilienceLock:
 
     def _next(self, key: Hashable, place: _Place) -> Any:
         """Hand the lock to the head of the queue, under the guard; the caller wakes it."""
-        heir = place.queue.grant()
+        heir = None if place.queue is None else place.queue.grant()
         if heir is None:
             del self._places[key]
         else:
@@ -177,7 +177,7 @@ class ResilienceLock:
         """Wake who was handed the lock, or the first after that who can be reached."""
         while heir is not None and not heir.wake():
             with self._guard:
-                if not place.queue.leave(heir):
+                if place.queue is None or not place.queue.leave(heir):
                     return  # taken back by somebody else, who has passed it on
                 heir = self._next(key, place)
 
@@ -185,7 +185,7 @@ class ResilienceLock:
         """Pass on what was handed to somebody whose event loop has been closed since."""
         with self._guard:
             place = self._places.get(key)
-            if place is None or not place.queue.take_back():
+            if place is None or place.queue is None or not place.queue.take_back():
                 return
             heir = self._next(key, place)
         self._wake(key, place, heir)
@@ -247,7 +247,7 @@ class _BoundLock:
         hold = self._lock._enter(key, around if self._options.reentrant else ())
         if hold is None:
             hold = await self._wait(key, context, around)
-        token = _chain.set((*filter(_is_held, around), hold))
+        token = _chain.set((*filter(_is_held, around), hold) if around else (hold,))
         if context._sync is not None or context._stream is not None:
             return await self._run(context, partial(self._lock._leave, key, hold), token)
         try:
@@ -267,9 +267,11 @@ class _BoundLock:
             context._sync = inside = Orphans(around)
             release = partial(inside.when_gone, release)
         try:
-            result = await self._next(context)
-            if stream is not None:
-                result, held = await self._hand_to(stream, context, result, release)
+            if stream is None:
+                return await self._next(context)
+            # What a strategy inside gave in place of a source is one from here on.
+            result = await stream.adopted(context, await self._next(context))
+            held = stream.hold(result, release)
             return result
         finally:
             context._sync = around
@@ -277,24 +279,12 @@ class _BoundLock:
             if not held:
                 release()
 
-    async def _hand_to(
-        self,
-        stream: StreamExecution,
-        context: ResilienceContext,
-        result: Any,
-        release: Callable[[], object],
-    ) -> tuple[Any, bool]:
-        """Leave the lock to whoever closes the source."""
-        # What a strategy inside gave in place of a source is one from here on.
-        result = await stream.adopted(context, result)
-        return result, stream.hold(result, release)
-
     async def _wait(
         self, key: Hashable, context: ResilienceContext, chain: tuple[_Hold, ...]
     ) -> _Hold:
         """Own the lock in turn, or raise."""
         waiter = context.runtime.waiter()
-        while (place := self._lock._join(key, waiter)) is None:
+        while (joined := self._lock._join(key, waiter)) is None:
             hold = self._lock._enter(key, chain if self._options.reentrant else ())
             if hold is not None:
                 return hold
@@ -302,11 +292,11 @@ class _BoundLock:
             if self._options.max_wait != 0:
                 await waiter.wait(self._options.max_wait)
         except BaseException:
-            hold = self._lock._quit(place, waiter)
+            hold = self._lock._quit(*joined, waiter)
             if hold is not None:
                 self._lock._leave(key, hold)
             raise
-        hold = self._lock._quit(place, waiter)
+        hold = self._lock._quit(*joined, waiter)
         if hold is None:
             raise self._refusal(context)
         return hold
