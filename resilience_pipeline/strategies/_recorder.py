@@ -114,7 +114,7 @@ class Recorder:
         described = describe(error)
         if described is None:
             self._warn(
-                f"{error!r} was not recorded: JSON can't hold what it would have to be made of again"
+                f"{_shown(error)} was not recorded: JSON can't hold what it would have to be made of again"
             )
             return None
         before = {"chunks": chunks} if key.kind == "stream" else {}

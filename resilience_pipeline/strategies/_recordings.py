@@ -85,7 +85,7 @@ class Recordings:
             with suppress(FileNotFoundError, NotADirectoryError):  # then there are none
                 for path in list(self._directory.iterdir()):
                     if _OURS.fullmatch(path.name):
-                        path.unlink()
+                        path.unlink(missing_ok=True)
             self._is_fresh = True
 
     def path_of(self, key: RecordingKey) -> Path:
@@ -108,7 +108,11 @@ class Recordings:
         except (OSError, UnicodeError) as error:
             raise broken(path, f"it can't be read: {error}") from error
         recording = _parsed(path, text)
-        if _canonical(recording["key"]) != key.text:
+        try:
+            is_other = _canonical(recording["key"]) != key.text
+        except (ValueError, RecursionError) as error:  # a number beyond all floats, say
+            raise broken(path, f"its key can't be read: {error}") from error
+        if is_other:
             return None
         problem = _problem(recording, key.kind)
         if problem is not None:

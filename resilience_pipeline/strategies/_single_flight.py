@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from .._locks import Lock
 
 if TYPE_CHECKING:
-    from ..runtime import Runtime, Waiter
+    from ..runtime import Interruption, Runtime, Waiter
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class Flight(Generic[T]):
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = type(runtime)
         # Asked only who made it: the task, or thread, that leads.
-        self._leader = runtime.interruption()
+        self._leader: Interruption | None = runtime.interruption()
         self._waiters: dict[Waiter, None] = {}
         self._has_landed = False
         self.brought: T | None = None
@@ -59,7 +59,8 @@ class Flight(Generic[T]):
         if self in _inside.get():
             return True
         # A task can be asked for in its own kind of loop alone.
-        return type(runtime) is self._runtime and self._leader.is_mine()
+        leader = self._leader if type(runtime) is self._runtime else None
+        return leader is not None and leader.is_mine()
 
 
 class SingleFlight(Generic[T]):
@@ -99,6 +100,7 @@ class SingleFlight(Generic[T]):
                 del self._flights[key]
             flight.brought = brought
             flight._has_landed = True
+            flight._leader = None  # or whoever is still inside of it would keep that task
             waiters = list(flight._waiters)
         for waiter in waiters:
             waiter.wake()

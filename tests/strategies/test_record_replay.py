@@ -283,6 +283,7 @@ async def test_a_file_that_holds_another_key_is_a_miss(directory: Directory) -> 
         ('{"key": [1], "value": NaN}', "NaN is no JSON"),
         ("[" * 100_000, "it is no JSON"),
         ("[1]", 'it is no object with a "key"'),
+        ('{"key": 1e999, "value": 1}', "its key can't be read"),
         ('{"value": 1}', 'it is no object with a "key"'),
         ('{"key": [1]}', 'it has to have either a "value" or an "error"'),
         ('{"key": [1], "value": 1, "error": {}}', 'it has to have either a "value" or an "error"'),
@@ -603,6 +604,20 @@ async def test_an_error_that_could_not_come_back_warns_and_comes_out(directory: 
         )
     assert isinstance(error, ValueError)
     assert directory.files == []
+
+
+@pytest.mark.anyio
+async def test_an_error_whose_repr_raises_comes_out_all_the_same(directory: Directory) -> None:
+    """Whatever the user's classes do, the error is the news."""
+
+    class SilentError(Exception):
+        def __repr__(self) -> str:
+            raise LookupError("no words")
+
+    error = SilentError(object())
+    with pytest.warns(RuntimeWarning, match="was not recorded"):
+        raised = await raised_by(directory.pipeline(record_errors=True).execute, Scripted(error))
+    assert raised is error
 
 
 @pytest.mark.anyio
