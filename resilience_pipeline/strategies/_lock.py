@@ -247,7 +247,7 @@ class _BoundLock:
         hold = self._lock._enter(key, around if self._options.reentrant else ())
         if hold is None:
             hold = await self._wait(key, context, around)
-        token = _chain.set((*filter(_is_held, around), hold) if around else (hold,))
+        token = _chain.set(around if hold in around else (*filter(_is_held, around), hold))
         if context._sync is not None or context._stream is not None:
             return await self._run(context, partial(self._lock._leave, key, hold), token)
         try:
