@@ -1112,6 +1112,36 @@ def _forget(left: list[asyncio.Task[Any]]) -> None:
     gc.collect()
 
 
+def test_taken_back_while_its_waiter_is_being_woken_it_is_passed_on_once() -> None:
+    """Two find at once that the waiter's loop is gone: one of them passes the lock on."""
+    lock = ResilienceLock()
+
+    class Gone:
+        def is_alive(self) -> bool:
+            return False
+
+        def wake(self) -> bool:
+            lock._recover("key")  # another thread's, in between
+            return False
+
+    class Woken:
+        count = 0
+
+        def is_alive(self) -> bool:
+            return True
+
+        def wake(self) -> bool:
+            Woken.count += 1
+            return True
+
+    hold = lock._enter("key", ())
+    assert hold is not None
+    for waiter in (Gone(), Woken(), Woken()):
+        assert lock._join("key", waiter) is not None
+    lock._leave("key", hold)
+    assert Woken.count == 1
+
+
 def test_an_abandoned_call_gives_it_back_when_it_is_collected() -> None:
     """A coroutine that is closed by the garbage collector releases, in a context of another."""
     lock = ResilienceLock()
