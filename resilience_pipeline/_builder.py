@@ -190,6 +190,8 @@ class ResiliencePipelineBuilder(Generic[E_co]):
     add_hedging = _Adder(lambda: strategies.Hedging)
     add_concurrency_limiter = _Adder(lambda: strategies.ConcurrencyLimiter)
     add_rate_limiter = _Adder(lambda: strategies.RateLimiter)
+    add_lock = _Adder(lambda: strategies.Lock)
+    add_record_replay = _Adder(lambda: strategies.RecordReplay)
 
     def build(self) -> ResiliencePipeline[E_co]:
         """Build a pipeline with fresh state; the first strategy added is the outermost.

@@ -8,7 +8,9 @@
     │  │  └─ IsolatedCircuitError  the circuit is held open by hand
     │  ├─ TimeoutRejectedError     the time limit passed (also a builtin TimeoutError)
     │  ├─ RateLimiterRejectedError
+    │  ├─ LockRejectedError        the lock did not become free in time
     │  └─ ConcurrencyLimiterRejectedError
+    ├─ RecordingNotFoundError      nothing was recorded for the call (also a builtin LookupError)
     ├─ ResumeError                 a resumed stream is not the one that was delivered before
     ├─ MisuseError                 a programming mistake (also a TypeError)
     └─ OptionsError                bad options (also a ValueError)
@@ -20,6 +22,7 @@ ties a rejection to the execution it was raised in.
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import Any
 
 
@@ -104,8 +107,29 @@ class RateLimiterRejectedError(ExecutionRejectedError):
     """No permit of the rate limiter is free; `retry_after` is the time until one could be had."""
 
 
+class LockRejectedError(ExecutionRejectedError):
+    """The lock did not become free within the strategy's `max_wait`."""
+
+
 class ConcurrencyLimiterRejectedError(ExecutionRejectedError):
     """As many calls as allowed are running, and the queue is full or the wait took too long."""
+
+
+class RecordingNotFoundError(ResilienceError, LookupError):
+    """Nothing was recorded for the call that is to be replayed.
+
+    Attributes:
+        key: What the call would have been recorded under, a JSON value.
+        directory: Where it was looked for, as the strategy was given it.
+    """
+
+    def __init__(
+        self, message: str = "", *, key: Any = None, directory: str | PathLike[str] = ""
+    ) -> None:
+        """Make the error; the strategy does this, user code rarely has to."""
+        super().__init__(message)
+        self.key = key
+        self.directory = directory
 
 
 class ResumeError(ResilienceError):
@@ -139,7 +163,11 @@ class OptionsError(ResilienceError, ValueError):
 
 
 class MisusedOptionError(OptionsError, MisuseError):
-    """An object stands where its function belongs: `on_retry=hook()` in place of `on_retry=hook`."""
+    """What an option was given, or its function gives, can't work: a mistake that no strategy repeats.
+
+    An object that stands where its function belongs, for instance: `on_retry=hook()` in place of
+    `on_retry=hook`.
+    """
 
 
 class DeadlineReached(Exception):  # noqa: N818 - a signal between runtime and strategy, not an error

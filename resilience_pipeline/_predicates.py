@@ -399,7 +399,7 @@ def _look_at(kind: type[BaseException]) -> bool:
         and not hasattr(kind, "__getattr__")
         and not any(hasattr(kind, clue) for clue in _CLUES)
         and not issubclass(kind, ExecutionRejectedError | MisuseError | ResumeError)
-        and not _is_future_cancellation(kind)
+        and not is_future_cancellation(kind)
     )
     if len(_plain_types) >= _PLAIN_TYPES_LIMIT:
         _plain_types.clear()
@@ -428,7 +428,7 @@ def is_permanent(error: Exception) -> bool:
     """Whether a repetition cannot help: a 4xx other than 408 and 429, say, or a cancelled future."""
     if says_nothing(error):
         return False
-    if isinstance(error, MisuseError | ResumeError) or _is_future_cancellation(type(error)):
+    if isinstance(error, MisuseError | ResumeError) or is_future_cancellation(type(error)):
         return True
     status = http_status(error)
     if status is not None:
@@ -441,7 +441,8 @@ def is_refusal(error: Exception) -> bool:
     return isinstance(error, ExecutionRejectedError) and not isinstance(error, TimeoutRejectedError)
 
 
-def _is_future_cancellation(kind: type[BaseException]) -> bool:
+def is_future_cancellation(kind: type[BaseException]) -> bool:
+    """Whether it is how the cancellation of another's future shows."""
     # Only a program that uses concurrent.futures can have its CancelledError.
     futures = sys.modules.get("concurrent.futures")
     return futures is not None and issubclass(kind, futures.CancelledError)

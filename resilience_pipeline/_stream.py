@@ -26,6 +26,7 @@ from ._source import Source, SyncSource, is_source, is_sync_source, stray_error
 from .strategies._base import Handler
 
 if TYPE_CHECKING:
+    from ._recording import Recorder
     from .runtime import Interruption, Runtime, Waiter
 
 T_co = TypeVar("T_co", covariant=True)
@@ -112,6 +113,17 @@ class StreamExecution:
             return result
         carrier = ResumingCarrier(result, self, resumption)
         primed = Primed(carrier, result.held, result.ended)
+        self._open.discard(result)
+        self._open.add(primed)
+        return primed
+
+    def recorded(self, result: Primed, recorder: Recorder) -> Primed:
+        """Have the chunks of a source, and its end, told to a recorder."""
+        from ._recording import RecordingCarrier  # by few streams
+
+        carrier = RecordingCarrier(result, recorder)
+        # Unless it is empty it goes on to where its end is read, which has to be seen.
+        primed = Primed(carrier, result.held, result.ended and not result.held)
         self._open.discard(result)
         self._open.add(primed)
         return primed

@@ -27,12 +27,15 @@ from resilience_pipeline import (
     Failure,
     Fallback,
     FixedWindow,
+    Lock,
     MisuseError,
     OptionsError,
     RateLimiter,
     RateLimiterRejectedError,
+    RecordReplay,
     Rejected,
     ResilienceContext,
+    ResilienceLock,
     ResiliencePipeline,
     ResiliencePipelineBuilder,
     Retry,
@@ -49,6 +52,7 @@ from resilience_pipeline.testing import VirtualClock
 from support.calls import B, BoomError, Calls, Watching, boom, ok
 
 CONTROL = CircuitBreakerControl()
+LOCK = ResilienceLock()
 
 
 def log_retry(event: object) -> None: ...
@@ -91,6 +95,10 @@ ADDERS: list[Any] = [
         id="limiter-by-name",
     ),
     pytest.param("add_rate_limiter", RateLimiter, (TokenBucket(1, 2),), {}, id="rate-limiter"),
+    pytest.param("add_lock", Lock, (LOCK,), {"max_wait": 1}, id="lock"),
+    pytest.param(
+        "add_record_replay", RecordReplay, ("recordings",), {"mode": "record"}, id="record"
+    ),
 ]
 METHODS = [
     ("add_retry", Retry),
@@ -99,6 +107,8 @@ METHODS = [
     ("add_fallback", Fallback),
     ("add_concurrency_limiter", ConcurrencyLimiter),
     ("add_rate_limiter", RateLimiter),
+    ("add_lock", Lock),
+    ("add_record_replay", RecordReplay),
 ]
 adders = pytest.mark.parametrize(("method", "strategy"), METHODS)
 
@@ -515,6 +525,7 @@ def test_pipelines_are_immutable(name: str) -> None:
 def test_options_are_immutable(method: str, strategy: type[Any]) -> None:
     """No option can be set once the strategy is made."""
     required = {"timeout": 1, "permit_limit": 1, "fallback_value": 1, "limiter": TokenBucket(1, 1)}
+    required["directory"] = "recordings"
     names = inspect.signature(strategy).parameters
     made = strategy(**{name: value for name, value in required.items() if name in names})
     for name in names:

@@ -24,7 +24,7 @@ LEVELS: list[list[set[str]]] = [
     [{"_context", "_outcome"}],
     [{"telemetry", "_predicates"}],
     [{"strategies"}, {"runtime"}],
-    [{"_stream", "_carriers", "_line", "_resuming", "_source"}],
+    [{"_stream", "_carriers", "_line", "_resuming", "_recording", "_source"}],
     [{"_invoke", "_sync"}],
     [{"_wrapping"}],
     [{"_pipeline"}],

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ._concurrency_limiter import ConcurrencyLimiter, ConcurrencyLimiterRejectedEvent
     from ._fallback import Fallback, FallbackEvent
     from ._hedging import Hedging, HedgingActionEvent, HedgingDelayEvent, HedgingEvent
+    from ._lock import Lock, ResilienceLock
     from ._percentile_delay import PercentileDelay
     from ._rate_limiter import (
         FixedWindow,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         SupportsRateLimit,
         TokenBucket,
     )
+    from ._record_replay import RecordReplay, RecordReplayKeyEvent
     from ._retry import Retry, RetryDelayEvent, RetryEvent, RetryResumeEvent
     from ._timeout import Timeout, TimeoutEvent, TimeoutGeneratorEvent
 
@@ -54,9 +56,13 @@ __all__ = [
     "HedgingActionEvent",
     "HedgingDelayEvent",
     "HedgingEvent",
+    "Lock",
     "PercentileDelay",
     "RateLimiter",
     "RateLimiterRejectedEvent",
+    "RecordReplay",
+    "RecordReplayKeyEvent",
+    "ResilienceLock",
     "Retry",
     "RetryDelayEvent",
     "RetryEvent",
@@ -91,9 +97,13 @@ __getattr__, __dir__ = _lazy.lazily(
         "HedgingActionEvent": "._hedging",
         "HedgingDelayEvent": "._hedging",
         "HedgingEvent": "._hedging",
+        "Lock": "._lock",
         "PercentileDelay": "._percentile_delay",
         "RateLimiter": "._rate_limiter",
         "RateLimiterRejectedEvent": "._rate_limiter",
+        "RecordReplay": "._record_replay",
+        "RecordReplayKeyEvent": "._record_replay",
+        "ResilienceLock": "._lock",
         "Retry": "._retry",
         "RetryDelayEvent": "._retry",
         "RetryEvent": "._retry",

@@ -236,7 +236,8 @@ class _BoundConcurrencyLimiter:
             if waiter.wake():
                 return
             with self._lock:
-                self._queue.leave(waiter)
+                if not self._queue.leave(waiter):
+                    return  # taken back by somebody else, who has passed it on
 
     def _take(self) -> bool:
         """Take a permit, under the lock, if nobody waits for one."""

@@ -898,6 +898,27 @@ async def test_streams_wait_in_the_same_queue_as_calls() -> None:
     assert last.value == "last"
 
 
+def test_a_permit_taken_back_while_its_waiter_is_being_woken_is_passed_on_once() -> None:
+    """Interleavings 3 and 4 at once: two find that the waiter's loop is gone, and one of them passes it on."""
+    pipeline = ResiliencePipelineBuilder().add_concurrency_limiter(1, 5).build()
+    bound: Any = pipeline._head
+    limiter = bound.__self__
+
+    class Gone:
+        def is_alive(self) -> bool:
+            return False
+
+        def wake(self) -> bool:
+            limiter._recover()  # another thread's, in between
+            return False
+
+    with limiter._lock:
+        assert limiter._take()
+        limiter._queue.join(Gone())
+    limiter._release()
+    assert limiter.free == 1
+
+
 # --- options -----------------------------------------------------------------------------------
 
 

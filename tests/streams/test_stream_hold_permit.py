@@ -15,6 +15,7 @@ from resilience_pipeline import (
     ConcurrencyLimiter,
     ConcurrencyLimiterRejectedError,
     OptionsError,
+    ResilienceLock,
     ResilienceStream,
     TimeoutRejectedError,
     handle_result,
@@ -325,6 +326,17 @@ async def test_the_permit_comes_back_exactly_once_whichever_way_it_is_left(way: 
     for _ in range(3):
         await WAYS[way](pipeline.execute_stream)
         assert await free_permits(pipeline) == 2
+
+
+@on_each_loop
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_lock_is_given_back_whichever_way_a_stream_is_left(way: str) -> None:
+    """LK-6: released on end, error, break, close, cancellation, expiry: as the permit is."""
+    lock = ResilienceLock()
+    pipeline = B(clock=VirtualClock(autojump=True)).add_lock(lock).build()
+    for _ in range(3):
+        await WAYS[way](pipeline.execute_stream)
+        assert repr(lock) == "<ResilienceLock free>"
 
 
 @on_each_loop

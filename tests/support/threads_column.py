@@ -31,6 +31,8 @@ MODULES: dict[str, int] = {
     "test_retry_repeats": 15,
     "test_timeout": 29,
     "test_concurrency_limiter": 3,
+    "test_lock": 6,
+    "test_record_replay": 20,
     "test_attempts": 18,
     "test_composition": 30,
     "test_failing_hooks": 4,

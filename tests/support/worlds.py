@@ -33,10 +33,12 @@ from resilience_pipeline import (
     Fallback,
     Hedging,
     HedgingActionEvent,
+    Lock,
     OutcomeEvent,
     PropertyKey,
     RateLimiter,
     ResilienceContext,
+    ResilienceLock,
     ResiliencePipeline,
     ResiliencePipelineBuilder,
     Retry,
@@ -68,6 +70,15 @@ STRATEGIES = (
     "RateLimiter",
 )
 PAIRS = tuple((outer, inner) for outer in STRATEGIES for inner in STRATEGIES)
+#: The lock, with those that repeat, end or hold what is inside: with others it has nothing to do.
+WITH_LOCK = (
+    ("Lock", "Lock"),
+    *(
+        ("Lock", other)
+        for other in ("Retry", "Timeout", "Fallback", "Hedging", "ConcurrencyLimiter")
+    ),
+    *((other, "Lock") for other in ("Retry", "Timeout", "Hedging", "ConcurrencyLimiter")),
+)
 
 _PACKAGE = Path(resilience_pipeline.__file__).parent
 _RAISED = {kind.__name__: kind for kind in (KeyboardInterrupt, SystemExit)}
@@ -325,6 +336,8 @@ class World:
                 return self._hedging(delay=7.375 if position == 0 else 4.625)
             case "ConcurrencyLimiter":
                 return self._concurrency_limiter(hold_streams=position == 0)
+            case "Lock":
+                return self._lock()
             case _:
                 return self._rate_limiter(foreign=position == 0)
 
@@ -387,6 +400,18 @@ class World:
 
         self._crowds.append(crowd)
         self._checks.append(lambda: self._check_concurrency_limiter(tapped))
+        return tapped
+
+    def _lock(self) -> Strategy[Any]:
+        lock = ResilienceLock()
+        tapped = Tapped(Lock(lock, key=self._hook("key", "key"), max_wait=50), self._clock)
+
+        async def crowd() -> None:
+            for seconds in {1: (3.25,), 2: (3.25, 1.25), 4: (60.25,)}.get(self._call, ()):
+                await self._meanwhile(tapped, self._sleep, seconds)
+
+        self._crowds.append(crowd)
+        self._checks.append(lambda: self._check_lock(tapped, lock))
         return tapped
 
     def _rate_limiter(self, *, foreign: bool) -> Strategy[Any]:
@@ -737,6 +762,25 @@ class World:
             assert "1 wait" in str(third.error), "the queue has another size"
             go.set()
         assert entered == ["first", "second"], "the place in the queue is lost"
+
+    async def _check_lock(self, tapped: Tapped, lock: ResilienceLock) -> None:
+        """It is free, keeps others out, and is free again."""
+        assert repr(lock) == "<ResilienceLock free>", "the lock is lost"
+        entered: list[str] = []
+        go = anyio.Event()
+
+        async def enter(name: str) -> None:
+            entered.append(name)
+            await go.wait()
+
+        async with anyio.create_task_group() as tasks:
+            for name in ("first", "second"):
+                tasks.start_soon(tapped.settle, enter, name)
+                await tick(5)
+            assert entered == ["first"], "there are two inside"
+            go.set()
+        assert entered == ["first", "second"], "the place in the queue is lost"
+        assert repr(lock) == "<ResilienceLock free>", "the lock is not given back"
 
     async def _check_rate_limiter(self, tapped: Tapped) -> None:
         """Its bucket fills up, and its queue has two places and nobody in it."""

@@ -16,11 +16,14 @@ from resilience_pipeline import (
     ExecutionRejectedError,
     Fallback,
     FixedWindow,
+    Lock,
+    LockRejectedError,
     OutcomeEvent,
     PercentileDelay,
     RateLimiter,
     RateLimiterRejectedError,
     ResilienceContext,
+    ResilienceLock,
     ResiliencePipeline,
     ResiliencePipelineBuilder,
     Retry,
@@ -54,6 +57,18 @@ assert_type(
 assert_type(
     empty.add_rate_limiter(TokenBucket(1, 1)), ResiliencePipelineBuilder[RateLimiterRejectedError]
 )
+
+assert_type(empty.add_lock(), ResiliencePipelineBuilder[LockRejectedError])
+assert_type(
+    empty.add_lock(ResilienceLock(), key=lambda context: context.operation_key, max_wait="1s"),
+    ResiliencePipelineBuilder[LockRejectedError],
+)
+assert_type(
+    empty.add_record_replay("recordings", mode="incremental", key=lambda event: list(event.args)),
+    ResiliencePipelineBuilder[Never],
+)
+empty.add_record_replay("recordings", mode="rewind")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+assert_type(Lock(reentrant=False).lock, ResilienceLock | None)
 
 llm = (
     ResiliencePipelineBuilder(name="llm", instance="eu", clock=VirtualClock(), close_timeout="2s")
