@@ -13,6 +13,8 @@ A map of the rooms:
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from . import strategies
 from ._builder import ResiliencePipelineBuilder
 from ._context import Properties, PropertyKey, ResilienceContext, current_context
@@ -67,10 +69,32 @@ from .strategies import (
     TokenBucket,
 )
 
+if TYPE_CHECKING:
+    from .strategies import (
+        ChaosBehavior,
+        ChaosBehaviorEvent,
+        ChaosEvent,
+        ChaosFault,
+        ChaosFaultEvent,
+        ChaosLatency,
+        ChaosLatencyEvent,
+        ChaosOutcome,
+        ChaosOutcomeEvent,
+    )
+
 __all__ = [
     "Attempt",
     "BreakDurationEvent",
     "BrokenCircuitError",
+    "ChaosBehavior",
+    "ChaosBehaviorEvent",
+    "ChaosEvent",
+    "ChaosFault",
+    "ChaosFaultEvent",
+    "ChaosLatency",
+    "ChaosLatencyEvent",
+    "ChaosOutcome",
+    "ChaosOutcomeEvent",
     "CircuitBreaker",
     "CircuitBreakerControl",
     "CircuitClosedEvent",
@@ -130,9 +154,24 @@ __all__ = [
     "strategies",
 ]
 
+
+def __getattr__(name: str) -> Any:
+    """Import a strategy that has been left for later, see `strategies`."""
+    if name not in __all__:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    globals()[name] = found = getattr(strategies, name)
+    return found
+
+
+def __dir__() -> list[str]:
+    """List those too."""
+    return sorted({*globals(), *__all__})
+
+
 # Tracebacks, reprs and pickles show and keep the public path, whichever file a class lives in.
 for _name in __all__:
-    if _name != "Strategy" and getattr(globals()[_name], "__module__", "").startswith(
+    if _name != "Strategy" and getattr(globals().get(_name), "__module__", "").startswith(
         f"{__name__}."
     ):
         globals()[_name].__module__ = __name__

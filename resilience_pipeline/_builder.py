@@ -14,6 +14,7 @@ from typing import Any, Concatenate, Generic, Never, cast, overload
 
 from typing_extensions import ParamSpec, TypeVar
 
+from . import strategies
 from ._durations import Duration
 from ._errors import MisuseError, OptionsError
 from ._invoke import invoke, nested
@@ -87,6 +88,18 @@ class _Adder(Generic[P, R_co]):
         add.__module__ = ResiliencePipelineBuilder.__module__
         add.__doc__ = make.__doc__
         return add
+
+
+class _LateAdder(_Adder[P, R_co]):
+    """The same for a strategy class that is imported when the method is first asked for."""
+
+    def __init__(self, find: Callable[[], Callable[P, Strategy[R_co]]]) -> None:
+        self._find = find
+        self._method = None
+
+    def _make_method(self) -> Callable[..., Any]:
+        self._make = self._find()
+        return super()._make_method()
 
 
 class ResiliencePipelineBuilder(Generic[E_co]):
@@ -200,6 +213,10 @@ class ResiliencePipelineBuilder(Generic[E_co]):
     add_hedging = _Adder(Hedging)
     add_concurrency_limiter = _Adder(ConcurrencyLimiter)
     add_rate_limiter = _Adder(RateLimiter)
+    add_chaos_fault = _LateAdder(lambda: strategies.ChaosFault)
+    add_chaos_latency = _LateAdder(lambda: strategies.ChaosLatency)
+    add_chaos_outcome = _LateAdder(lambda: strategies.ChaosOutcome)
+    add_chaos_behavior = _LateAdder(lambda: strategies.ChaosBehavior)
 
     def build(self) -> ResiliencePipeline[E_co]:
         """Build a pipeline with fresh state; the first strategy added is the outermost.

@@ -6,6 +6,8 @@ same. A strategy of one's own derives from `Strategy` and implements `bind(next,
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from ._base import Handler, Site, Strategy
 from ._circuit_breaker import (
     BreakDurationEvent,
@@ -31,8 +33,30 @@ from ._rate_limiter import (
 from ._retry import Retry, RetryDelayEvent, RetryEvent, RetryResumeEvent
 from ._timeout import Timeout, TimeoutEvent, TimeoutGeneratorEvent
 
+if TYPE_CHECKING:
+    from ._chaos import (
+        ChaosBehavior,
+        ChaosBehaviorEvent,
+        ChaosFault,
+        ChaosFaultEvent,
+        ChaosLatency,
+        ChaosLatencyEvent,
+        ChaosOutcome,
+        ChaosOutcomeEvent,
+    )
+    from ._chaos_generators import ChaosEvent
+
 __all__ = [
     "BreakDurationEvent",
+    "ChaosBehavior",
+    "ChaosBehaviorEvent",
+    "ChaosEvent",
+    "ChaosFault",
+    "ChaosFaultEvent",
+    "ChaosLatency",
+    "ChaosLatencyEvent",
+    "ChaosOutcome",
+    "ChaosOutcomeEvent",
     "CircuitBreaker",
     "CircuitBreakerControl",
     "CircuitClosedEvent",
@@ -68,3 +92,23 @@ __all__ = [
 
 for _name in ("Site", "Strategy"):  # the rest is shown as part of the package itself
     globals()[_name].__module__ = __name__
+
+
+#: Strategies that most programs do without: each is imported when it is asked for.
+_LATER: dict[str, str] = {name: "_chaos" for name in __all__ if name.startswith("Chaos")}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what has been left for later."""
+    if name not in _LATER:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    from importlib import import_module
+
+    globals()[name] = found = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    """List those too."""
+    return sorted({*globals(), *_LATER})
