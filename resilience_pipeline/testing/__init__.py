@@ -1,7 +1,9 @@
-"""What tests of code that uses pipelines need: time that only moves when it is told to."""
+"""What tests of code that uses pipelines need: time that only moves when it is told to, or not at all."""
 
 from ._clock import VirtualClock
+from ._instant import instant
 
-__all__ = ["VirtualClock"]
+__all__ = ["VirtualClock", "instant"]
 
-VirtualClock.__module__ = "resilience_pipeline.testing"
+for _name in __all__:
+    globals()[_name].__module__ = __name__
