@@ -276,3 +276,44 @@ def test_by_hand_from_a_loop_for_threads() -> None:
 
     assert anyio.run(main) == "page"
     assert len(fn.calls) == 2
+
+
+# ---- a synchronous call in a task --------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_a_synchronous_call_that_blocks_its_loop_is_driven() -> None:
+    """Nothing of the loop moves before it returns, so nobody waits for that."""
+    await anyio.wait_all_tasks_blocked()  # there is one
+    clock = jumping()
+    pipeline = B(clock=clock).add_retry(delay=5).add_timeout(10).build()
+    assert pipeline.execute_sync(flaky(Wait("1h"), ConnectionError, "page")) == "page"
+    assert clock.now() == 20
+
+
+@pytest.mark.anyio
+async def test_tasks_of_a_loop_that_is_blocked_do_not_hold_it_up() -> None:
+    """They wake when the call has returned, at whatever time it is by then."""
+    clock = jumping()
+    pipeline = B(clock=clock).add_timeout(10).build()
+    woken: list[float] = []
+
+    async def sleeper() -> None:
+        await clock.sleep(3)
+        woken.append(clock.now())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(sleeper)
+        await tick(3)
+        assert isinstance(pipeline.settle_sync(flaky(Wait("1h"))).error, TimeoutRejectedError)
+        assert woken == []
+    assert woken == [10]
+
+
+@pytest.mark.anyio
+async def test_a_synchronous_call_may_sleep_on_the_clock_in_a_task() -> None:
+    await anyio.wait_all_tasks_blocked()
+    clock = jumping()
+    pipeline = B(clock=clock).build()
+    pipeline.execute_sync(lambda: run(clock.sleep(7)))
+    assert clock.now() == 7
