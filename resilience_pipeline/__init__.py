@@ -155,13 +155,15 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import a strategy that has been left for later, see `strategies`."""
-    if name not in __all__:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
-    globals()[name] = found = getattr(strategies, name)
-    return found
+if not TYPE_CHECKING:  # who would take every name for one that is there
+
+    def __getattr__(name: str) -> Any:
+        """Import a strategy that has been left for later, see `strategies`."""
+        if name not in __all__:
+            msg = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(msg)
+        globals()[name] = found = getattr(strategies, name)
+        return found
 
 
 def __dir__() -> list[str]:

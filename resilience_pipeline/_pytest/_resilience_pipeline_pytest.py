@@ -2,7 +2,7 @@
 
 pytest loads this whenever it starts, in every environment the package is installed in. So it is no
 part of the package, whose import it would bring about: when installed it is a module beside it (see
-`packages` in pyproject.toml). The library itself is imported by the first test that uses a fixture.
+`sources` in pyproject.toml). The library itself is imported by the first test that uses a fixture.
 """
 
 from __future__ import annotations

@@ -98,15 +98,17 @@ for _name in ("Site", "Strategy"):  # the rest is shown as part of the package i
 _LATER: dict[str, str] = {name: "_chaos" for name in __all__ if name.startswith("Chaos")}
 
 
-def __getattr__(name: str) -> Any:
-    """Import what has been left for later."""
-    if name not in _LATER:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
-    from importlib import import_module
+if not TYPE_CHECKING:  # who would take every name for one that is there
 
-    globals()[name] = found = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
-    return found
+    def __getattr__(name: str) -> Any:
+        """Import what has been left for later."""
+        if name not in _LATER:
+            msg = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(msg)
+        from importlib import import_module
+
+        globals()[name] = found = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+        return found
 
 
 def __dir__() -> list[str]:

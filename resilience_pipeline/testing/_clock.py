@@ -230,7 +230,7 @@ class Timeline:
         return party
 
     def leave(self, loop: Loop, party: Party) -> None:
-        """End a party: nobody waits for this loop any more."""
+        """End a party: nobody waits for this loop any more. `jump_from_thread` has to follow."""
         with self.lock:
             party.ended = True
             if self._parties.get(loop) is party:
@@ -258,13 +258,17 @@ class Timeline:
         )
 
     def jump_from_thread(self) -> None:
-        """Called where a thread begins to wait, or ends: go on if nobody is at work any more.
+        """Called where a thread or a party ends, or begins to wait: go on if nobody is at work.
 
-        Where loops take part too, the last of them to look finds that out.
+        Where loops take part too, the last of them to look finds that out; and so does the one in
+        whose task a synchronous call ends, which is not idle yet.
         """
+        host = self.host()
         while self.autojump:
             with self.lock:
                 if self.threads.count > 0 or self.advancing or self._is_any_loop_busy():
+                    return
+                if host is not None and host.loop in self._parties:
                     return
                 due = self._take_due(_LAST_INSTANT)
             if not due:

@@ -124,7 +124,8 @@ def flaky(*script: object, then: object = UNSET) -> Flaky:
     """Make a callable that plays a script: something else with each call.
 
     It stands in for a coroutine function, an async generator function, or their synchronous
-    twins, with any arguments, in a pipeline or outside of one.
+    twins, with any arguments, in a pipeline or outside of one. To `wrap`, which looks at the kind
+    of a function beforehand, it is a plain function.
 
     Example::
 

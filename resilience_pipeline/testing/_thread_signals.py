@@ -30,14 +30,15 @@ class ThreadsAtWork:
     Attributes:
         suspended: Event loops in one of whose tasks such a call was made: nothing moves there until
             it returns.
+        waiting: How many threads in such calls wait.
     """
 
-    __slots__ = ("_here", "_timeline", "count", "suspended")
+    __slots__ = ("_here", "_timeline", "count", "suspended", "waiting")
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         self._here = threading.local()
-        self.count = 0
+        self.count = self.waiting = 0
         self.suspended: set[Loop] = set()
 
     @property
@@ -109,6 +110,7 @@ class ThreadSignal(Signal):
             self._is_released = True
             if self._is_blocked:
                 self._timeline.threads.count += 1
+                self._timeline.threads.waiting -= 1
         self._lock.release()
 
     def _block(self) -> None:
@@ -117,6 +119,7 @@ class ThreadSignal(Signal):
             if timeline.threads.is_here and not self._is_released:
                 self._is_blocked = True
                 timeline.threads.count -= 1
+                timeline.threads.waiting += 1
         timeline.jump_from_thread()
         try:
             self._lock.acquire()

@@ -317,3 +317,46 @@ async def test_a_synchronous_call_may_sleep_on_the_clock_in_a_task() -> None:
     pipeline = B(clock=clock).build()
     pipeline.execute_sync(lambda: run(clock.sleep(7)))
     assert clock.now() == 7
+
+
+@pytest.mark.anyio
+async def test_the_task_that_goes_on_after_a_synchronous_call_is_at_work() -> None:
+    """The clock does not jump because the call has ended: it jumps when the task waits."""
+    clock = jumping()
+    pipeline = B(clock=clock).add_retry(delay=5).build()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(clock.sleep, 100)
+        await tick(3)
+        assert pipeline.execute_sync(flaky(ConnectionError, "page")) == "page"
+        assert clock.now() == 5
+    assert clock.now() == 100
+
+
+@pytest.mark.anyio
+async def test_a_loop_that_waits_for_nothing_any_more_holds_up_no_thread() -> None:
+    """Its last sleeper was cancelled while a thread waited for the loop to be idle."""
+    clock = jumping()
+    pipeline = B(clock=clock).add_retry(delay=50).build()
+    started, go_on = threading.Event(), threading.Event()
+    fn = flaky(ConnectionError, "page")
+    results: list[Any] = []
+
+    def first() -> Any:
+        started.set()
+        go_on.wait()
+        return fn()
+
+    thread = threading.Thread(target=lambda: results.append(pipeline.execute_sync(first)))
+    thread.start()
+    started.wait()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(clock.sleep, 100)
+        while not clock.pending:
+            await tick(1)
+        go_on.set()
+        while clock.pending < 2 and clock.now() == 0:
+            pass  # this loop is busy until the thread waits
+        tasks.cancel_scope.cancel()
+    await anyio.to_thread.run_sync(thread.join)
+    assert results == ["page"]
+    assert clock.now() == 50
