@@ -331,18 +331,14 @@ class _BoundOutcome(_Bound[ChaosOutcome]):
         if made is UNSET or (made is None and not isinstance(generator, Weighted)):
             return await self._next(context)
         outcome = to_outcome(made)
-        error = outcome.error
         event = ChaosOutcomeEvent(context=context, outcome=outcome)
         try:
-            await run_hook(options.on_outcome_injected, event, "on_outcome_injected", error)
-            if error is not None:
-                raise error
-            if context._stream is None:
-                return outcome.unwrap()
-            return await context._stream.adopt(context, outcome.unwrap())
+            await run_hook(options.on_outcome_injected, event, "on_outcome_injected", outcome.error)
+            value = outcome.unwrap()
         finally:
-            # The error's traceback leads to this frame.
-            del made, outcome, error, event
+            # An error's traceback leads to this frame.
+            del made, outcome, event
+        return value if context._stream is None else await context._stream.adopt(context, value)
 
 
 # ---- behavior ---------------------------------------------------------------------------------

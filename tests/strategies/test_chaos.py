@@ -37,7 +37,7 @@ from resilience_pipeline import (
     handle_result,
 )
 from resilience_pipeline.testing import VirtualClock
-from support.scripted import Closable, Hanging, Scripted, raised_by, spawn
+from support.scripted import Closable, Hanging, Scripted, raised_by, spawn, traceback_length
 
 B = ResiliencePipelineBuilder
 
@@ -540,6 +540,13 @@ async def test_an_outcome_may_be_an_error(generator: Any) -> None:
 
 
 @pytest.mark.anyio
+async def test_an_outcome_that_is_injected_again_grows_no_traceback() -> None:
+    pipeline = B().add_chaos_outcome([(1, Failure(ConnectionError()))], **ALWAYS).build()
+    lengths = {traceback_length(await raised_by(pipeline.execute, Scripted(1))) for _ in range(5)}
+    assert len(lengths) == 1
+
+
+@pytest.mark.anyio
 async def test_an_error_can_be_a_result() -> None:
     error = ConnectionError()
     pipeline = B().add_chaos_outcome(lambda event: Success(error), **ALWAYS).build()
@@ -726,6 +733,27 @@ async def test_an_outcome_may_be_a_stream() -> None:
     async with pipeline.execute_stream(numbers, []) as stream:
         assert await anext(stream) == 7
     assert closed == ["closed"]
+
+
+@pytest.mark.anyio
+async def test_chaos_hits_attempts_of_a_race_one_by_one() -> None:
+    """The first one hangs, and the hedge gets a stream, its own or another."""
+
+    async def fake() -> AsyncIterator[int]:
+        yield 7
+
+    pipeline = (
+        B(clock=VirtualClock(autojump=True), random=drawing(0.0, 0.9, 0.9, 0.0, 0.9, 0.0))
+        .add_hedging(delay=1)
+        .add_chaos_latency(float("inf"), injection_rate=0.5)
+        .add_chaos_outcome(lambda event: fake(), injection_rate=0.5)
+        .build()
+    )
+    assert await read(pipeline, []) == [
+        1,
+        2,
+    ]  # the first attempt hit by latency, the hedge by nothing
+    assert await read(pipeline, []) == [7]  # the hedge hit by an outcome
 
 
 # ---- in threads ---------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
+import pickle
 from datetime import timedelta
 from fractions import Fraction
 from typing import Any
@@ -187,6 +189,12 @@ def test_they_read_like_the_call() -> None:
         ".add_chaos_fault([(3, OSError), (1, TimeoutError)], injection_rate=0.1)"
         ".add_chaos_latency(2.0, enabled=False)"
     )
+
+
+def test_options_survive_pickling_and_copying() -> None:
+    strategy = ChaosFault([(3, OSError), (1, "TimeoutError")], injection_rate=0.1)
+    assert pickle.loads(pickle.dumps(strategy)) == copy.deepcopy(strategy) == strategy
+    assert repr(copy.copy(strategy)) == repr(strategy)
 
 
 # ---- weights ------------------------------------------------------------------------------------
