@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -36,8 +37,8 @@ from resilience_pipeline import (
     TimeoutRejectedError,
     handle_result,
 )
-from resilience_pipeline.testing import VirtualClock
-from support.scripted import Closable, Hanging, Scripted, raised_by, spawn, traceback_length
+from resilience_pipeline.testing import VirtualClock, instant
+from support.scripted import Closable, Hanging, Scripted, raised_by, spawn, tick, traceback_length
 
 B = ResiliencePipelineBuilder
 
@@ -240,6 +241,55 @@ async def test_who_is_cancelled_before_a_hit_gets_no_chaos(kind: int) -> None:
         await B().add(strategy).build().execute(Scripted("real"))
     assert scope.cancelled_caught
     assert hit == []
+
+
+@KINDS
+@pytest.mark.parametrize("streams", [False, True], ids=["call", "stream"])
+@pytest.mark.anyio
+async def test_at_whichever_turn_it_is_cancelled_all_is_given_back(
+    kind: int, streams: bool
+) -> None:
+    """Every function of the user's suspends; whatever holds something is around chaos, and gets it back."""
+
+    async def slowly(answer: Any) -> Any:
+        await checkpoint()
+        return answer
+
+    options: dict[str, Any] = {
+        "enabled": lambda event: slowly(True),
+        "injection_rate": lambda event: slowly(1),
+    }
+    strategy = [
+        ChaosFault(lambda e: slowly(OSError), on_fault_injected=slowly, **options),
+        ChaosLatency(lambda e: slowly("1ms"), on_latency_injected=slowly, **options),
+        ChaosOutcome(lambda e: slowly("fake"), on_outcome_injected=slowly, **options),
+        ChaosBehavior(slowly, on_behavior_injected=slowly, **options),
+    ][kind]
+    inside = B().add_concurrency_limiter(1, hold_streams=True).add(strategy).build()
+
+    async def scene() -> None:
+        if streams:
+            stream = inside.execute_stream(numbers, [])
+            with suppress(OSError):
+                assert await read_all(stream) in ([1, 2], ["fake"])
+        else:
+            outcome = await inside.settle(Scripted("real"))
+            assert isinstance(outcome.error, OSError | None)
+
+    with instant():
+        for turns in range(40):
+            async with anyio.create_task_group() as tasks:
+                call = spawn(tasks, scene)
+                await tick(turns)
+                call.cancel()
+            await scene()  # refused, if a permit were missing
+        assert call.done
+        assert not call.cancelled
+
+
+async def read_all(stream: Any) -> list[Any]:
+    async with stream:
+        return [chunk async for chunk in stream]
 
 
 # ---- faults -------------------------------------------------------------------------------------
