@@ -192,6 +192,10 @@ class ResiliencePipelineBuilder(Generic[E_co]):
     add_rate_limiter = _Adder(lambda: strategies.RateLimiter)
     add_lock = _Adder(lambda: strategies.Lock)
     add_record_replay = _Adder(lambda: strategies.RecordReplay)
+    add_chaos_fault = _Adder(lambda: strategies.ChaosFault)
+    add_chaos_latency = _Adder(lambda: strategies.ChaosLatency)
+    add_chaos_outcome = _Adder(lambda: strategies.ChaosOutcome)
+    add_chaos_behavior = _Adder(lambda: strategies.ChaosBehavior)
 
     def build(self) -> ResiliencePipeline[E_co]:
         """Build a pipeline with fresh state; the first strategy added is the outermost.

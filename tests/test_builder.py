@@ -19,6 +19,10 @@ import pytest
 import resilience_pipeline
 from resilience_pipeline import (
     BrokenCircuitError,
+    ChaosBehavior,
+    ChaosFault,
+    ChaosLatency,
+    ChaosOutcome,
     CircuitBreaker,
     CircuitBreakerControl,
     ConcurrencyLimiter,
@@ -99,6 +103,10 @@ ADDERS: list[Any] = [
     pytest.param(
         "add_record_replay", RecordReplay, ("recordings",), {"mode": "record"}, id="record"
     ),
+    pytest.param("add_chaos_fault", ChaosFault, (OSError,), {"enabled": False}, id="chaos-fault"),
+    pytest.param("add_chaos_latency", ChaosLatency, (), {"latency": "1s"}, id="chaos-latency"),
+    pytest.param("add_chaos_outcome", ChaosOutcome, ([(1, 2)],), {}, id="chaos-outcome"),
+    pytest.param("add_chaos_behavior", ChaosBehavior, (ok,), {}, id="chaos-behavior"),
 ]
 METHODS = [
     ("add_retry", Retry),
@@ -109,6 +117,10 @@ METHODS = [
     ("add_rate_limiter", RateLimiter),
     ("add_lock", Lock),
     ("add_record_replay", RecordReplay),
+    ("add_chaos_fault", ChaosFault),
+    ("add_chaos_latency", ChaosLatency),
+    ("add_chaos_outcome", ChaosOutcome),
+    ("add_chaos_behavior", ChaosBehavior),
 ]
 adders = pytest.mark.parametrize(("method", "strategy"), METHODS)
 
@@ -205,13 +217,6 @@ def test_a_misspelt_option_is_a_type_error_that_suggests_the_right_one(
     [
         (B().add_retry, "budget"),
         (B().add_hedging, "budget"),
-        (B().add_circuit_breaker, "ignore"),
-        (B().add_circuit_breaker, "half_open_probes"),
-        (B().add_circuit_breaker, "consecutive_failures"),
-        (B().add_circuit_breaker, "slow_call_duration"),
-        (B().add_circuit_breaker, "key"),
-        (partial(B().add_concurrency_limiter, 1), "key"),
-        (partial(B().add_rate_limiter, TokenBucket(1, 1)), "key"),
         (B, "listeners"),
     ],
 )
@@ -384,8 +389,27 @@ def test_name_and_instance() -> None:
     assert B(name="llm").build().name == "llm"
 
 
+def test_seven_strategies_are_described_in_order() -> None:
+    """Polly's TS-01: a pipeline shows the options of each strategy, whole and in order."""
+    options: list[Strategy[Any]] = [
+        Fallback(fallback_value=None),
+        ConcurrencyLimiter(3),
+        Retry(delay=1),
+        CircuitBreaker(failure_ratio=0.5),
+        Timeout(10),
+        ChaosLatency(1),
+        ChaosFault(OSError),
+    ]
+    builder: ResiliencePipelineBuilder[Any] = B()
+    for each in options:
+        builder.add(each)
+    pipeline = builder.build()
+    assert pipeline.strategies == tuple(options)
+    assert all(shown is given for shown, given in zip(pipeline.strategies, options, strict=True))
+
+
 def test_strategies_are_flattened_outermost_first() -> None:
-    """`strategies` is a tuple of the option objects, those of nested pipelines in their place."""
+    """TS-02: `strategies` is a tuple of the option objects, those of nested pipelines in their place."""
     deepest = B().add_retry(name="c").build()
     middle = B().add_timeout(1, name="b").add_pipeline(deepest).add_timeout(2, name="d").build()
     pipeline = B().add_retry(name="a").add_pipeline(middle).add_retry(name="e").build()
@@ -526,6 +550,7 @@ def test_options_are_immutable(method: str, strategy: type[Any]) -> None:
     """No option can be set once the strategy is made."""
     required = {"timeout": 1, "permit_limit": 1, "fallback_value": 1, "limiter": TokenBucket(1, 1)}
     required["directory"] = "recordings"
+    required |= {"fault_generator": OSError, "latency": 1, "outcome_generator": ok, "behavior": ok}
     names = inspect.signature(strategy).parameters
     made = strategy(**{name: value for name, value in required.items() if name in names})
     for name in names:

@@ -46,8 +46,9 @@ EVERY_PAIR = pytest.mark.parametrize("pair", [*OTHERS, *OF_HEDGING], ids="-".joi
 NEARLY_EVERY_PAIR = pytest.mark.parametrize(
     "pair", [*OTHERS, ("Hedging", "Hedging"), ("Hedging", "ConcurrencyLimiter")], ids="-".join
 )
-#: Modules whose awaits are cut at in tests of their own: `strategies/test_record_replay_every_await`.
-ELSEWHERE = {"_record_replay", "_recorder", "_single_flight"}
+#: Modules whose awaits are cut at in tests of their own: `strategies/test_record_replay_every_await`, and `test_chaos`
+#: for chaos, which holds nothing.
+ELSEWHERE = {"_chaos", "_record_replay", "_recorder", "_single_flight"}
 MODES: tuple[Mode, ...] = ("execute", "settle", "execute_stream")
 
 

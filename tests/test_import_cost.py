@@ -49,6 +49,7 @@ def test_what_is_imported_of_the_package_itself() -> None:
         "resilience_pipeline.runtime._asyncio",
         "resilience_pipeline.runtime._anyio",
         "resilience_pipeline.testing",
+        "resilience_pipeline.strategies._chaos",
         "resilience_pipeline._demo",
         "resilience_pipeline.__main__",
         "resilience_pipeline.integrations",

@@ -17,6 +17,7 @@ import anyio
 import anyio.lowlevel
 import trio
 
+from .. import _instant
 from .._errors import DeadlineReached
 from ._base import FOREVER, Child, Clock, Interruption, Runtime, Spawner, TimerHandle, Waiter
 
@@ -36,6 +37,8 @@ class AnyioRuntime(Runtime):
         return monotonic() if self.clock is None else self.clock.now()
 
     async def sleep(self, seconds: float) -> None:
+        if seconds > 0 and _instant.watching:
+            seconds = _instant.left_of(seconds)
         if self.clock is not None:
             await self.clock.sleep(seconds)
         elif seconds < FOREVER:

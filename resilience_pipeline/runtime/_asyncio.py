@@ -27,6 +27,7 @@ from time import monotonic
 from types import coroutine
 from typing import Any, TypeVar
 
+from .. import _instant
 from .._errors import DeadlineReached
 from ._asyncio_shield import Shield, is_shielded
 from ._base import FOREVER, Child, Clock, Interruption, Runtime, Spawner, TimerHandle, Waiter
@@ -163,6 +164,8 @@ class AsyncioRuntime(Runtime):
         return monotonic() if self.clock is None else self.clock.now()
 
     def sleep(self, seconds: float) -> Awaitable[None]:
+        if seconds > 0 and _instant.watching:
+            seconds = _instant.left_of(seconds)
         if self.clock is not None:
             return self.clock.sleep(seconds)
         if seconds <= 0:

@@ -161,7 +161,10 @@ class Runtime(ABC):
 
     @abstractmethod
     def sleep(self, seconds: float) -> Awaitable[None]:
-        """Wait. Always a checkpoint, also for 0; `math.inf` waits until cancelled."""
+        """Wait. Always a checkpoint, also for 0; `math.inf` waits until cancelled.
+
+        Within `testing.instant` a wait that has an end is a checkpoint alone.
+        """
 
     @abstractmethod
     async def within(

@@ -29,6 +29,7 @@ from contextvars import copy_context
 from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
+from .. import _instant
 from .._cancellation import NEVER, CancellationFlag, Cancelled, running_flag
 from .._context import current
 from .._errors import DeadlineReached, MisuseError
@@ -91,6 +92,8 @@ class ThreadRuntime(Runtime):
         return monotonic() if self.clock is None else self.clock.now()
 
     async def sleep(self, seconds: float) -> None:
+        if seconds > 0 and _instant.watching:
+            seconds = _instant.left_of(seconds)
         if seconds > 0:
             signal(self.clock).wait(seconds)
         elif running_flag.get().is_set():

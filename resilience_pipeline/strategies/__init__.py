@@ -12,6 +12,17 @@ from .. import _lazy
 from ._base import Handler, Site, Strategy
 
 if TYPE_CHECKING:
+    from ._chaos import (
+        ChaosBehavior,
+        ChaosBehaviorEvent,
+        ChaosFault,
+        ChaosFaultEvent,
+        ChaosLatency,
+        ChaosLatencyEvent,
+        ChaosOutcome,
+        ChaosOutcomeEvent,
+    )
+    from ._chaos_generators import ChaosEvent
     from ._circuit_breaker import (
         BreakDurationEvent,
         CircuitBreaker,
@@ -40,6 +51,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BreakDurationEvent",
+    "ChaosBehavior",
+    "ChaosBehaviorEvent",
+    "ChaosEvent",
+    "ChaosFault",
+    "ChaosFaultEvent",
+    "ChaosLatency",
+    "ChaosLatencyEvent",
+    "ChaosOutcome",
+    "ChaosOutcomeEvent",
     "CircuitBreaker",
     "CircuitBreakerControl",
     "CircuitClosedEvent",
@@ -82,6 +102,15 @@ __getattr__, __dir__ = _lazy.lazily(
     __name__,
     {
         "BreakDurationEvent": "._circuit_breaker",
+        "ChaosBehavior": "._chaos",
+        "ChaosBehaviorEvent": "._chaos",
+        "ChaosEvent": "._chaos_generators",
+        "ChaosFault": "._chaos",
+        "ChaosFaultEvent": "._chaos",
+        "ChaosLatency": "._chaos",
+        "ChaosLatencyEvent": "._chaos",
+        "ChaosOutcome": "._chaos",
+        "ChaosOutcomeEvent": "._chaos",
         "CircuitBreaker": "._circuit_breaker",
         "CircuitBreakerControl": "._circuit_breaker",
         "CircuitClosedEvent": "._circuit_breaker",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from attrs import field, frozen
 
+from .. import _instant
 from .._context import ResilienceContext, refuse_awaitable
 from .._errors import MisuseError, RateLimiterRejectedError
 from .._event import Event
@@ -392,7 +393,10 @@ class _BoundRateLimiter:
         while (wait := await self._ask()) > 0:
             if deadline is not None and self._site.now() + wait > deadline:
                 return False, wait
+            takes_no_time = _instant.watching
             await context.runtime.sleep(wait)
+            if takes_no_time:
+                break  # to ask again would give the same answer for ever
         return True, 0.0
 
     def _is_head(self, place: _Place) -> bool:

@@ -1,7 +1,10 @@
-"""What tests of code that uses pipelines need: time that only moves when it is told to."""
+"""What tests of code that uses pipelines need: time of their own, and services that fail by a script."""
 
 from ._clock import VirtualClock
+from ._flaky import Flaky, FlakyCall, Wait, flaky
+from ._instant import instant
 
-__all__ = ["VirtualClock"]
+__all__ = ["Flaky", "FlakyCall", "VirtualClock", "Wait", "flaky", "instant"]
 
-VirtualClock.__module__ = "resilience_pipeline.testing"
+for _name in __all__:
+    globals()[_name].__module__ = __name__

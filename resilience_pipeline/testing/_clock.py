@@ -172,9 +172,14 @@ class Timeline:
         mode = " autojump" if self.autojump else ""
         return f"<VirtualClock now={self.now!r} pending={len(self.timers)}{mode}>"
 
+    def host(self) -> Host | None:
+        """Find the loop this is called in, if one goes on before this returns to it."""
+        host = current_host()
+        return None if host is not None and host.loop in self.threads.suspended else host
+
     def add(self, when: float, callback: Callable[[], object]) -> TimerHandle:
         """Register a callback, or have it run in the loop's next turn when it is due already."""
-        host = current_host()
+        host = self.host()
         if host is not None and when <= self.now:
             timer = TimerHandle(when, callback, self.timers, None)
             if host.run_soon(partial(self.run, timer)):
@@ -225,7 +230,7 @@ class Timeline:
         return party
 
     def leave(self, loop: Loop, party: Party) -> None:
-        """End a party: nobody waits for this loop any more."""
+        """End a party: nobody waits for this loop any more. `jump_from_thread` has to follow."""
         with self.lock:
             party.ended = True
             if self._parties.get(loop) is party:
@@ -245,18 +250,25 @@ class Timeline:
     def _is_any_loop_busy(self) -> bool:
         return any(
             # Two loops never run in one thread at once, so one of this thread is suspended.
-            not party.idle and party.thread != get_ident() and is_running(other)
+            not party.idle
+            and party.thread != get_ident()
+            and is_running(other)
+            and other not in self.threads.suspended
             for other, party in self._parties.items()
         )
 
     def jump_from_thread(self) -> None:
-        """Called where a thread begins to wait, or ends: go on if nobody is at work any more.
+        """Called where a thread or a party ends, or begins to wait: go on if nobody is at work.
 
-        Where loops take part too, the last of them to look finds that out.
+        Where loops take part too, the last of them to look finds that out; and so does the one in
+        whose task a synchronous call ends, which is not idle yet.
         """
+        host = self.host()
         while self.autojump:
             with self.lock:
                 if self.threads.count > 0 or self.advancing or self._is_any_loop_busy():
+                    return
+                if host is not None and host.loop in self._parties:
                     return
                 due = self._take_due(_LAST_INSTANT)
             if not due:
@@ -304,7 +316,7 @@ class VirtualClock:
         return repr(self._timeline)
 
     def _host(self, method: str) -> Host | ThreadHost:
-        host = current_host()
+        host = self._timeline.host()
         if host is not None:
             return host
         if not self._timeline.threads.is_here:

@@ -91,6 +91,8 @@ class AsyncioHost:
                 self.loop.call_later(_RECHECK, start)
             elif not party.ended:
                 start()
+            elif timeline.threads.waiting:
+                timeline.jump_from_thread()
 
         def start() -> None:
             party.stirred = False
@@ -204,6 +206,8 @@ class TrioHost:
                         await trio.sleep(_RECHECK)
             finally:
                 timeline.leave(self.loop, party)
+                if timeline.threads.waiting:
+                    _run_logged(timeline.jump_from_thread)
 
         try:
             trio.lowlevel.spawn_system_task(look, name=repr(timeline))

@@ -13,23 +13,33 @@ from typing import TYPE_CHECKING, Final
 
 from resilience_pipeline.runtime._threads import Signal
 
+from ._loops import current_host
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ._clock import Timeline, TimerHandle, VirtualClock
+    from ._loops import Host, Loop
 
 _RECHECK: Final = 0.001  # seconds of real time until whoever moves the clock looks again
 
 
 class ThreadsAtWork:
-    """How many threads are in synchronous calls on one clock and do not wait."""
+    """How many threads are in synchronous calls on one clock and do not wait.
 
-    __slots__ = ("_here", "_timeline", "count")
+    Attributes:
+        suspended: Event loops in one of whose tasks such a call was made: nothing moves there until
+            it returns.
+        waiting: How many threads in such calls wait.
+    """
+
+    __slots__ = ("_here", "_timeline", "count", "suspended", "waiting")
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         self._here = threading.local()
-        self.count = 0
+        self.count = self.waiting = 0
+        self.suspended: set[Loop] = set()
 
     @property
     def is_here(self) -> bool:
@@ -43,6 +53,7 @@ class ThreadsAtWork:
     def enter(self) -> None:
         """Count this thread, once however many calls it is in."""
         if not self.is_here:
+            self._suspend(current_host())
             self.announce()
         self.adopt()
 
@@ -50,7 +61,21 @@ class ThreadsAtWork:
         """Take that back; the last one lets those who wait go on."""
         self._here.calls -= 1
         if not self.is_here:
+            self._resume()
             self.withdraw()
+
+    def _suspend(self, host: Host | None) -> None:
+        if host is not None:
+            self._here.loop = host.loop
+            with self._timeline.lock:
+                self.suspended.add(host.loop)
+
+    def _resume(self) -> None:
+        loop: Loop | None = getattr(self._here, "loop", None)
+        if loop is not None:
+            self._here.loop = None
+            with self._timeline.lock:
+                self.suspended.discard(loop)
 
     def announce(self) -> None:
         """Count a thread that is going to begin."""
@@ -85,6 +110,7 @@ class ThreadSignal(Signal):
             self._is_released = True
             if self._is_blocked:
                 self._timeline.threads.count += 1
+                self._timeline.threads.waiting -= 1
         self._lock.release()
 
     def _block(self) -> None:
@@ -93,6 +119,7 @@ class ThreadSignal(Signal):
             if timeline.threads.is_here and not self._is_released:
                 self._is_blocked = True
                 timeline.threads.count -= 1
+                timeline.threads.waiting += 1
         timeline.jump_from_thread()
         try:
             self._lock.acquire()

@@ -57,6 +57,10 @@ assert_type(
 assert_type(
     empty.add_rate_limiter(TokenBucket(1, 1)), ResiliencePipelineBuilder[RateLimiterRejectedError]
 )
+assert_type(empty.add_chaos_fault(ConnectionError), ResiliencePipelineBuilder[Never])
+assert_type(empty.add_chaos_latency("1s"), ResiliencePipelineBuilder[Never])
+assert_type(empty.add_chaos_outcome(lambda event: None), ResiliencePipelineBuilder[Never])
+assert_type(empty.add_chaos_behavior(print), ResiliencePipelineBuilder[Never])
 
 assert_type(empty.add_lock(), ResiliencePipelineBuilder[LockRejectedError])
 assert_type(
@@ -183,6 +187,10 @@ empty.add_hedging(delay=-1)
 empty.add_hedging(delay_generator=PercentileDelay(0.95, min="50ms", max=5, window=100, initial=1))
 empty.add_concurrency_limiter(3, hold_streams=True)
 empty.add_timeout(timeout=1)
+empty.add_chaos_fault("OSError", injection_rate=0.5, enabled=False)
+empty.add_chaos_fault([(1, OSError), (2.5, "OSError"), (1, lambda: OSError("x"))])
+empty.add_chaos_latency(timedelta(seconds=1), injection_rate=lambda event: 1 / 2)
+empty.add_chaos_outcome([(1, "x"), (1, None), (1, OSError)])
 empty.add_concurrency_limiter(permit_limit=1, queue_limit=2)
 empty.add_circuit_breaker(control=CircuitBreakerControl())
 ResiliencePipelineBuilder.add_timeout(empty, 1)
@@ -203,6 +211,10 @@ empty.add_timeout([1])  # type: ignore[arg-type]  # pyright: ignore[reportArgume
 empty.add_concurrency_limiter(1, 2, 3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 empty.add_concurrency_limiter("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 empty.add_rate_limiter(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+empty.add_chaos_fault()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+empty.add_chaos_fault(OSError("x"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+empty.add_chaos_fault(OSError, injection_rate="1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+empty.add_chaos_latency(None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 empty.add_circuit_breaker(control="c")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 ResiliencePipelineBuilder(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 ResiliencePipelineBuilder(clock=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -250,6 +262,8 @@ empty.add_timeout(1, timeout_generator=generator)
 empty.add_circuit_breaker(break_duration_generator=generator)
 empty.add_fallback(lambda event: event.outcome.error)
 empty.add(Fallback(generator))
+empty.add_chaos_latency(generator, enabled=lambda event: event.context.attempt == 0)
+empty.add_chaos_behavior(generator)
 
 empty.add_retry(should_handle=BaseException)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 empty.add_retry(should_handle=int)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
