@@ -8,10 +8,14 @@ A map of the rooms:
 - `_stream` guards streams up to their first chunk.
 - `runtime` is the seam to the event loops and clocks.
 - `_context`, `_outcome` and `_errors` are what travels.
+- `_registry` keeps named pipelines, built once, reloaded while they serve; `_configuration` reads them from
+  a file.
 - `testing` has a virtual clock.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from . import strategies
 from ._builder import ResiliencePipelineBuilder
@@ -67,6 +71,9 @@ from .strategies import (
     TokenBucket,
 )
 
+if TYPE_CHECKING:
+    from ._registry import ResiliencePipelineRegistry
+
 __all__ = [
     "Attempt",
     "BreakDurationEvent",
@@ -107,6 +114,7 @@ __all__ = [
     "ResilienceError",
     "ResiliencePipeline",
     "ResiliencePipelineBuilder",
+    "ResiliencePipelineRegistry",
     "ResilienceStream",
     "ResumeError",
     "Retry",
@@ -130,9 +138,26 @@ __all__ = [
     "strategies",
 ]
 
+if not TYPE_CHECKING:  # which would take every name for one that is there
+
+    def __getattr__(name: str) -> object:
+        """Import what many programs don't need when it is first asked for."""
+        if name != "ResiliencePipelineRegistry":
+            msg = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(msg)
+        from ._registry import ResiliencePipelineRegistry
+
+        ResiliencePipelineRegistry.__module__ = __name__
+        globals()[name] = ResiliencePipelineRegistry
+        return ResiliencePipelineRegistry
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
+
 # Tracebacks, reprs and pickles show and keep the public path, whichever file a class lives in.
 for _name in __all__:
-    if _name != "Strategy" and getattr(globals()[_name], "__module__", "").startswith(
+    if _name != "Strategy" and getattr(globals().get(_name), "__module__", "").startswith(
         f"{__name__}."
     ):
         globals()[_name].__module__ = __name__

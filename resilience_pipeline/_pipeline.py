@@ -33,7 +33,7 @@ from ._cancellation import Orphans
 from ._context import History, ResilienceContext, begun, enter, leave, reset
 from ._durations import Duration
 from ._errors import MisuseError
-from ._invoke import check_callable, invoke
+from ._invoke import check_callable, invoke, nested
 from ._line import Line, StreamOptions, stream_options
 from ._options import written
 from ._outcome import Attempt, Failure, Outcome, Rejected, Success, with_attempts
@@ -42,7 +42,7 @@ from ._sync import SyncResilienceStream
 from ._wrapping import Wrapper, wrapped
 from .runtime import Clock, Runtime, RuntimeFinder
 from .runtime._threads import run_here
-from .strategies import Handler, Strategy
+from .strategies import Handler, Strategy, SupportsHealth
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -80,6 +80,15 @@ class Layer:
         return f".add{snake}{made.removeprefix(kind.__name__)}"
 
 
+@frozen
+class Part:
+    """What can report on its state: a bound strategy, or a nested pipeline as a whole."""
+
+    strategy_name: str
+    strategy: Strategy[Any] | None
+    reporter: SupportsHealth | ResiliencePipeline[Any]
+
+
 def described(
     name: str | None, instance: str | None, close_timeout: object, layers: Sequence[Layer]
 ) -> str:
@@ -114,6 +123,7 @@ class ResiliencePipeline(Generic[E_co]):
         "_head",
         "_layers",
         "_now",
+        "_parts",
         "_runs_in_tasks",
         "instance",
         "name",
@@ -121,6 +131,9 @@ class ResiliencePipeline(Generic[E_co]):
     )
 
     empty: ClassVar[ResiliencePipeline[Never]]
+
+    #: Whether its strategies may be others at the next call, as those of a registry's are.
+    _reloads: ClassVar[bool] = False
 
     name: str | None
     instance: str | None
@@ -133,6 +146,7 @@ class ResiliencePipeline(Generic[E_co]):
     _find_runtime: Callable[[], Runtime]
     _find_threads: Callable[[], Runtime]
     _now: Callable[[], float]
+    _parts: tuple[Part, ...]
     _runs_in_tasks: bool
 
     def __init__(
@@ -144,15 +158,17 @@ class ResiliencePipeline(Generic[E_co]):
         head: Handler,
         clock: Clock | None,
         close_timeout: float,
+        parts: tuple[Part, ...] = (),
     ) -> None:
         """Not for users: `ResiliencePipelineBuilder.build` makes pipelines."""
         set_once = super().__setattr__
         set_once("name", name)
         set_once("instance", instance)
+        set_once("_layers", layers)
         set_once("strategies", tuple(s for layer in layers for s in layer.strategies))
         set_once("_runs_in_tasks", any(map(_runs_in_tasks, self.strategies)))
         set_once("_head", head)
-        set_once("_layers", layers)
+        set_once("_parts", parts)
         set_once("_close_timeout", close_timeout)
         set_once("_clock", clock)
         set_once("_has_clock", clock is not None)
@@ -493,6 +509,10 @@ class ResiliencePipeline(Generic[E_co]):
         return wrapped(self, fn, operation_key=operation_key, idempotent=idempotent)
 
     # ---- reading
+
+    def _nested(self, inside: Handler) -> Handler:
+        """Make a layer of another pipeline of this one, around what comes further in there."""
+        return nested(self, inside)
 
     def __repr__(self) -> str:
         """Read like the builder call."""

@@ -6,7 +6,7 @@ same. A strategy of one's own derives from `Strategy` and implements `bind(next,
 
 from __future__ import annotations
 
-from ._base import Handler, Site, Strategy
+from ._base import Handler, Site, Strategy, SupportsHealth
 from ._circuit_breaker import (
     BreakDurationEvent,
     CircuitBreaker,
@@ -59,6 +59,7 @@ __all__ = [
     "Site",
     "SlidingWindow",
     "Strategy",
+    "SupportsHealth",
     "SupportsRateLimit",
     "Timeout",
     "TimeoutEvent",
@@ -66,5 +67,9 @@ __all__ = [
     "TokenBucket",
 ]
 
-for _name in ("Site", "Strategy"):  # the rest is shown as part of the package itself
+for _name in (
+    "Site",
+    "Strategy",
+    "SupportsHealth",
+):  # the rest is shown as part of the package itself
     globals()[_name].__module__ = __name__

@@ -61,6 +61,8 @@ class SupportsRateLimit(Protocol):
 class _State(Protocol):
     def try_acquire(self, now: float) -> float: ...
     def wait_for(self, now: float, permits: int) -> float: ...
+    def available(self, now: float) -> int: ...
+    def is_idle(self, now: float) -> bool: ...
 
 
 class RateLimit(ABC):
@@ -180,6 +182,15 @@ class _Shared:
         with self._lock:
             return self._state.wait_for(self._now(), permits)
 
+    def health(self) -> dict[str, Any]:
+        with self._lock:
+            state, now = self._state, self._now()
+            return {
+                "available": state.available(now),
+                "retry_after": state.wait_for(now, 1),
+                "idle": state.is_idle(now),
+            }
+
 
 class RateLimiterRejectedEvent(Event):
     """What a rate limiter's `on_rejected` is given.
@@ -278,6 +289,14 @@ class _BoundRateLimiter:
             if wait > 0:
                 await self._wait(context, wait)
         return await self._next(context)
+
+    def health(self) -> dict[str, Any]:
+        # What a limit of the user's own knows, and keeps, is not ours to tell.
+        foreign = {"available": None, "retry_after": None, "idle": True}
+        limit = foreign if self._own is None else self._own.health()
+        with self._lock:
+            queued = len(self._queue)
+        return {**limit, "queued": queued, "idle": limit["idle"] and not queued}
 
     async def _ask(self) -> float:
         """Ask the limit, whoever made it; what a foreign one answers is looked at."""

@@ -63,6 +63,11 @@ class WaiterQueue(Generic[W]):
         return iter(self.waiting)
 
     @property
+    def granted(self) -> int:
+        """How many have been granted something and have not run since."""
+        return len(self._granted)
+
+    @property
     def head(self) -> W | None:
         """The waiter whose turn is next."""
         return next(iter(self.waiting), None)
