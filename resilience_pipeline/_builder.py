@@ -56,6 +56,11 @@ class _Adder(Generic[P, R_co]):
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
+    @property
+    def make(self) -> Callable[P, Strategy[R_co]]:
+        """What makes the strategy."""
+        return self._make
+
     @overload
     def __get__(
         self, builder: None, owner: type
@@ -274,6 +279,16 @@ class ResiliencePipelineBuilder(Generic[E_co]):
     def __repr__(self) -> str:
         """Show the calls that lead here."""
         return described(self._name, self._instance, self._close_timeout, self._layers)
+
+
+def strategy_types() -> dict[str, Callable[..., Strategy[Any]]]:
+    """Give what the builder's methods make, by their names without `add_`."""
+    return {
+        name.removeprefix("add_"): adder.make
+        for kind in reversed(ResiliencePipelineBuilder.__mro__)
+        for name, adder in vars(kind).items()
+        if isinstance(adder, _Adder)
+    }
 
 
 def _name_of(strategy: Strategy[Any]) -> str:

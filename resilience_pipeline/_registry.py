@@ -19,11 +19,12 @@ Interleavings that were thought through:
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import copy
-from typing import Any, Never, TypeAlias
+from typing import TYPE_CHECKING, Any, Never, TypeAlias
 
 from ._builder import ResiliencePipelineBuilder, is_clock
+from ._durations import Duration
 from ._errors import MisuseError, OptionsError
 from ._health import health_of, is_idle
 from ._instances import Instance, Instances, circular
@@ -31,6 +32,9 @@ from ._locks import Lock
 from ._pipeline import ResiliencePipeline
 from ._works import WaitingRoom, Work
 from .runtime import Clock
+
+if TYPE_CHECKING:
+    from os import PathLike
 
 Configure: TypeAlias = Callable[
     [ResiliencePipelineBuilder[Never]], ResiliencePipelineBuilder[Any] | None
@@ -110,6 +114,7 @@ class ResiliencePipelineRegistry:
         ResiliencePipelineBuilder(**self._options)  # so that bad ones are refused here
         self._lock = Lock()
         self._entries: dict[str, _Entry] = {}
+        self._names: dict[str, object] = {}
         self._waiting = WaitingRoom(self._lock)
 
     # ---- names
@@ -215,9 +220,6 @@ class ResiliencePipelineRegistry:
         with self._lock:
             return iter(tuple(self._entries))
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def __repr__(self) -> str:
         return f"<ResiliencePipelineRegistry {', '.join(map(repr, self)) or 'empty'}>"
 
@@ -294,6 +296,110 @@ class ResiliencePipelineRegistry:
             with self._lock:
                 entry.reload = None
             mine.done.set()
+
+    # ---- configuration
+
+    def register(self, name: str, value: object) -> None:
+        """Give a function, predicate, limiter or strategy class a name for configuration files.
+
+        Args:
+            name: What stands in the file. A later one replaces an earlier one, for the files that
+                are loaded from then on.
+            value: What it stands for.
+
+        Raises:
+            MisuseError: `name` is no text.
+        """
+        _check_name(name)
+        with self._lock:
+            self._names[name] = value
+
+    def load(self, configuration: Mapping[str, Any]) -> None:
+        """Add, or change, the pipelines that a mapping describes; see the guide on configuration.
+
+        `{"pipelines": {NAME: {"strategies": [{"type": "retry", ...}, ...]}}}`: `type` is a method
+        of the builder without its `add_`, or the name or import path of a strategy class, and the
+        rest are its options. Where an option takes a function, an exception type or any other
+        object, a text stands for what was registered under it, for `"package.module:attribute"`,
+        or for an exception of Python's or this library's.
+
+        Names that are there already are reloaded unless they come to the same; what the mapping
+        does not name stays as it is.
+
+        Args:
+            configuration: The mapping.
+
+        Raises:
+            OptionsError: There are mistakes. All of them are listed, each with its path, and
+                nothing is changed.
+        """
+        self._load(configuration, "the configuration")
+
+    def load_toml(self, path: str | PathLike[str]) -> None:
+        """Do what `load` does with the contents of a TOML file.
+
+        Args:
+            path: The file.
+
+        Raises:
+            OptionsError: There are mistakes, in the TOML or in what it says. All of them are
+                listed, each with its path, and nothing is changed.
+            OSError: The file can't be read.
+        """
+        from pathlib import Path
+
+        self._load_contents(Path(path).read_bytes(), str(path))
+
+    def _load_contents(self, contents: bytes, source: str) -> None:
+        from ._configuration import parsed
+
+        self._load(parsed(contents, source), source)
+
+    def _load(self, configuration: Mapping[str, Any], source: str) -> None:
+        from ._configuration import read
+
+        with self._lock:
+            names, known = dict(self._names), set(self._entries)
+        plans = read(configuration, source=source, names=names, known=known, find=self.get)
+        with self._lock:
+            added = {name: _Entry(plan) for name, plan in plans.items() if name not in self}
+            changed = {
+                name: plan
+                for name, plan in plans.items()
+                if name not in added and self._entries[name].configure != plan
+            }
+            self._entries |= added
+        try:
+            if changed:
+                self._reload(changed)
+        except BaseException:
+            with self._lock:
+                for name, entry in added.items():
+                    if self._entries.get(name) is entry:
+                        del self._entries[name]
+            raise
+
+    def watch_toml(
+        self, path: str | PathLike[str], *, interval: Duration = "1s"
+    ) -> AbstractContextManager[None]:
+        """Load a TOML file, and load it again whenever it has changed, for the time of a `with` block.
+
+        A thread of its own looks at the file. A change is loaded once the file has stayed the same
+        from one look to the next, so that no half-written one is. When it is wrong, or can't be
+        read, the pipelines stay as they are and an error is logged, by the logger
+        `resilience_pipeline`; so is each change that was loaded, as information.
+
+        Args:
+            path: The file.
+            interval: Seconds (any duration form) between two looks, above zero.
+
+        Raises:
+            OptionsError: (on entering the block) as for `load_toml`; or `interval` is bad.
+            OSError: (on entering the block) the file can't be read.
+        """
+        from ._watching import watching
+
+        return watching(self._load_contents, path, interval)
 
     # ---- looking
 

@@ -30,13 +30,14 @@ LEVELS: list[list[set[str]]] = [
     [{"_pipeline"}],
     [{"_reloadable", "_health"}],
     [{"_builder"}, {"_instances"}, {"_works"}],
-    [{"_configuration", "_schema"}],
+    [{"_references"}],
+    [{"_configuration"}, {"_schema"}],
     [{"_watching"}],
     [{"_registry"}],
     [{"testing"}],
     [{"integrations"}],
     [{""}],  # the package itself: its __init__
-    [{"_demo"}],
+    [{"_demo"}, {"_commands"}],
     [{"__main__"}],
 ]
 PLACES = MappingProxyType(

@@ -19,6 +19,7 @@ from .._errors import MisuseError, RateLimiterRejectedError
 from .._event import Event
 from .._locks import Lock
 from .._options import (
+    REFERENCE,
     checked,
     count,
     function,
@@ -84,7 +85,7 @@ def _capacity() -> dict[str, Any]:
         good = is_number(value) and 1 <= value < float("inf")
         return None if good else "a finite number of at least 1"
 
-    return rule(check)
+    return rule(check, {"type": "number", "minimum": 1})
 
 
 @checked
@@ -214,7 +215,7 @@ def _limiter() -> dict[str, Any]:
             return expected
         return None if isinstance(value, RateLimit | SupportsRateLimit) else expected
 
-    return rule(check)
+    return rule(check, REFERENCE)
 
 
 @checked
