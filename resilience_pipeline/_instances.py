@@ -29,6 +29,10 @@ from ._reloadable import PipelineHandle
 Pipeline = ResiliencePipeline[Any]
 
 
+#: How many may be asked whether they are idle for each that comes, on average.
+_QUESTIONS = 16
+
+
 class Instance:
     """The cell of one instance.
 
@@ -59,8 +63,8 @@ class Instances:
         self._lent: WeakValueDictionary[str | None, Instance] = WeakValueDictionary()
         self._home: deque[tuple[str | None, Pipeline]] = deque()
         self._returned: dict[str | None, Pipeline] = {}
-        #: Whether more are kept than when it was last asked which may be let go.
-        self.grown = False
+        #: How many more have to come before it is asked again which may be let go.
+        self._patience = 1
 
     def find(self, key: str | None) -> PipelineHandle[Any] | None:
         """Give the handle of an instance, if there is such an instance, and note the use."""
@@ -84,7 +88,7 @@ class Instances:
     def _keep(self, instance: Instance) -> PipelineHandle[Any]:
         handle: PipelineHandle[Any] = PipelineHandle(instance)
         self._kept[instance.key] = handle
-        self.grown = True
+        self._patience -= 1
         return handle
 
     def all(self) -> list[Instance]:
@@ -92,13 +96,18 @@ class Instances:
         kept = [_instance_of(handle) for handle in reversed(self._kept.values())]
         return kept + list(self._lent.values())
 
+    @property
+    def grown(self) -> bool:
+        """Whether so many have come that it is to be asked which may be let go."""
+        return self._patience <= 0
+
     def over(self, limit: int) -> list[tuple[str | None, PipelineHandle[Any]]]:
         """Those that may be let go while more than `limit` are kept, in the order to try them.
 
         The default instance stays, and so does the one used last.
         """
-        self.grown = False
-        if len(self._kept) - (None in self._kept) <= limit:
+        self._patience = 1
+        if self._excess(limit) <= 0:
             return []
         return [each for each in self._kept.items() if each[0] is not None][:-1]
 
@@ -107,7 +116,7 @@ class Instances:
 
         Nothing happens to one that has been used since, or is another one by now.
         """
-        excess = len(self._kept) - (None in self._kept) - limit
+        excess = self._excess(limit)
         if excess > 0 and self._kept.get(key) is handle and key != next(reversed(self._kept)):
             del self._kept[key]
             instance = _instance_of(handle)
@@ -115,6 +124,16 @@ class Instances:
             self._lent[key] = instance
             excess -= 1
         return excess > 0
+
+    def put_off(self) -> None:
+        """Leave it at that for a while, because all that were asked are in use.
+
+        To ask all of them for each that comes would take ever more time the more there are.
+        """
+        self._patience = max(1, len(self._kept) // _QUESTIONS)
+
+    def _excess(self, limit: int) -> int:
+        return len(self._kept) - (None in self._kept) - limit
 
     def returned(self) -> list[tuple[str | None, Pipeline]]:
         """Those that nobody has any more, to be judged and then settled."""
@@ -128,7 +147,7 @@ class Instances:
             if not forget:
                 self.put(key, pipeline)
                 self._kept.move_to_end(key, last=False)
-                self.grown = False  # it was there all the time
+                self._patience += 1  # it was there all the time
 
     def reload(self, pipelines: dict[Instance, Pipeline]) -> None:
         """Put other pipelines into the cells; what was returned is not needed any more."""

@@ -417,7 +417,7 @@ class ResiliencePipelineRegistry:
             forgotten.
         """
         with self._lock:
-            found = [(name, list(entry.instances)) for name, entry in self._entries.items()]
+            found = [(name, list(entry.instances)) for name, entry in list(self._entries.items())]
         return {
             name: [
                 {"instance": key, "pipeline": pipeline.name, "strategies": health_of(pipeline)}
@@ -482,6 +482,8 @@ class ResiliencePipelineRegistry:
             del handle  # with it goes one that nobody else has
         del candidates
         with self._lock:
+            if more:
+                entry.instances.put_off()
             returned = entry.instances.returned()
         for key, pipeline in returned:
             idle = is_idle(pipeline)

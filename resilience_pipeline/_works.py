@@ -51,7 +51,7 @@ class WaitingRoom:
         """
         me = get_ident()
         seen: Work | None = work
-        while seen is not None:
+        while seen is not None and not seen.done.is_set():
             if seen.thread == me:
                 msg = f"{work.what} from within its own configure can never end"
                 raise MisuseError(msg)

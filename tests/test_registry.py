@@ -235,6 +235,19 @@ async def test_the_clock_drives_all_pipelines() -> None:
     assert clock.now() == 2
 
 
+@pytest.mark.skipif(
+    "listeners" not in inspect.signature(ResiliencePipelineBuilder).parameters,
+    reason="builders take no listeners yet",
+)
+def test_listeners_hear_of_all_pipelines() -> None:
+    """What a registry is given its builders are given."""
+    heard: list[Any] = []
+    registry = registry_of("a", "b", listeners=[heard.append])
+    for name in registry:
+        registry.get(name).execute_sync(lambda: 1)
+    assert {event.pipeline_name for event in heard} == {"a", "b"}
+
+
 @pytest.mark.parametrize("configure", [None, 1, "a", ResiliencePipelineBuilder])
 def test_configure_must_be_a_function(configure: Any) -> None:
     registry = registry_of("a")

@@ -201,6 +201,33 @@ async def test_a_running_call_keeps_its_instance() -> None:
     assert kept.kept == ["3"]
 
 
+@pytest.mark.anyio
+async def test_many_in_use_are_not_all_asked_each_time() -> None:
+    """Each new instance costs a constant number of questions, and the bound holds again by and by."""
+    asked = 0
+
+    class Asked(Counting):
+        def bind(self, next: Handler, site: Site) -> Handler:  # noqa: A002
+            return _Asked(next, False)
+
+    class _Asked(_Counted):
+        def health(self) -> dict[str, Any]:
+            nonlocal asked
+            asked += 1
+            return {"idle": idle}
+
+    idle = False
+    kept = Kept(lambda builder: builder.add(Asked()), 100)
+    for number in range(1000):
+        kept.get(str(number))
+    assert asked < 1000 * 20
+    assert len(kept.kept) == 1000
+    idle = True
+    for number in range(1000, 1080):
+        kept.get(str(number))
+    assert len(kept.kept) <= 107
+
+
 # ---- what somebody still has --------------------------------------------------------------------
 
 
