@@ -56,11 +56,14 @@ class PipelineHandle(ResiliencePipeline[E_co]):
             try:
                 return await self._cell.current.execute(*args, **options)
             finally:
-                # The traceback of an error leads here, and a breaker of this very pipeline may keep it.
+                # An error's traceback leads here, and a breaker of this very pipeline may keep it.
                 del self
 
         async def settle(self, /, *args: Any, **options: Any) -> Any:
-            return await self._cell.current.settle(*args, **options)
+            try:
+                return await self._cell.current.settle(*args, **options)
+            finally:
+                del self  # see `execute`
 
         def execute_stream(self, /, *args: Any, **options: Any) -> Any:
             stream = self._cell.current.execute_stream(*args, **options)
@@ -74,7 +77,10 @@ class PipelineHandle(ResiliencePipeline[E_co]):
                 del self  # see `execute`
 
         def settle_sync(self, /, *args: Any, **options: Any) -> Any:
-            return self._cell.current.settle_sync(*args, **options)
+            try:
+                return self._cell.current.settle_sync(*args, **options)
+            finally:
+                del self  # see `execute`
 
         def execute_stream_sync(self, /, *args: Any, **options: Any) -> Any:
             stream = self._cell.current.execute_stream_sync(*args, **options)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from random import Random
 from typing import Any
 
 import pytest
@@ -123,6 +125,34 @@ def test_what_was_let_go_is_freed_at_once() -> None:
         assert gone() is inside() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.anyio
+async def test_errors_that_a_breaker_keeps_do_not_keep_its_instance() -> None:
+    """The traceback of what it handled last leads through the call; it must not lead to the handle."""
+
+    def guarded(builder: ResiliencePipelineBuilder) -> None:
+        builder.add_circuit_breaker(failure_ratio=1, minimum_throughput=100, sampling_duration=10)
+
+    clock = VirtualClock()
+    kept = Kept(guarded, 1, clock=clock)
+    with suppress(BoomError):
+        await kept.get("1").execute(boom)
+    await kept.get("1").settle(boom)
+    with suppress(BoomError):
+        kept.get("2").execute_sync(boom_here)
+    kept.get("2").settle_sync(boom_here)
+    await clock.advance(10)
+    gc.disable()
+    try:
+        kept.get("3")
+        assert kept.kept == ["3"]
+    finally:
+        gc.enable()
+
+
+def boom_here() -> int:
+    raise BoomError
 
 
 def test_a_million_hosts_leave_nothing() -> None:
@@ -381,3 +411,75 @@ def test_a_strategy_that_can_not_tell_stays() -> None:
     kept.get("1")
     kept.get("2")
     assert kept.kept == ["1", "2"]
+
+
+# ---- against a registry that forgets nothing ----------------------------------------------------
+
+
+class HandClock:
+    """Time that passes when a test says so; nothing here waits."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> Any:
+        raise NotImplementedError
+
+    def call_at(self, when: float, callback: Any) -> Any:
+        raise NotImplementedError
+
+
+def guarded(builder: ResiliencePipelineBuilder) -> None:
+    builder.add_rate_limiter(TokenBucket(4, 0.5))
+    builder.add_circuit_breaker(
+        failure_ratio=0.5, minimum_throughput=2, sampling_duration=6, break_duration=4
+    )
+
+
+STEPS = ("call", "fail", "fail", "hold", "drop", "held call", "held fail", "wait", "reload")
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_letting_go_changes_no_answer(limit: int) -> None:
+    """Whatever is called, held, dropped and reloaded: the same outcomes as where all are kept."""
+    for seed in range(50):
+        play(limit, Random(seed))
+
+
+def play(limit: int, chance: Random) -> None:
+    """Do the same to a registry that lets go and to one that keeps all, and compare the outcomes."""
+    clock = HandClock()
+    held: dict[str, list[Any]] = {}
+    registries = [
+        ResiliencePipelineRegistry(max_instances=most, clock=clock) for most in (limit, None)
+    ]
+    for registry in registries:
+        registry.add("x", guarded)
+
+    def get(key: str) -> list[Any]:
+        return [registry.get("x", key) for registry in registries]
+
+    def both(pipelines: list[Any], fn: Callable[[], int]) -> None:
+        one, other = [pipeline.settle_sync(fn) for pipeline in pipelines]
+        assert type(one) is type(other)
+        assert type(one.error) is type(other.error)
+        assert getattr(one.error, "retry_after", None) == getattr(other.error, "retry_after", None)
+
+    for _ in range(80):
+        step, key = chance.choice(STEPS), chance.choice("abcd")
+        if step == "wait":
+            clock.time += chance.choice([0.5, 2.0, 4.0, 9.0])
+        elif step == "reload" and chance.random() < 0.2:
+            for registry in registries:
+                registry.reload("x")
+        elif step == "hold":
+            held[key] = get(key)
+        elif step == "drop":
+            held.pop(key, None)
+        elif step in {"call", "fail"}:
+            both(get(key), int if step == "call" else boom_here)
+        elif step in {"held call", "held fail"} and key in held:
+            both(held[key], int if step == "held call" else boom_here)
