@@ -208,7 +208,7 @@ class _Reader:
         self._found = []
         table = self._table(path, value, ("strategies", *PIPELINE_OPTIONS), ("strategies",))
         steps = table.pop("strategies", [])
-        if isinstance(steps, str) or not isinstance(steps, list | tuple):
+        if not isinstance(steps, list | tuple):
             self._note(_join(path, "strategies"), f"must be an array of tables, got {steps!r}")
             steps = []
         numbered = enumerate(cast("Iterable[object]", steps))
@@ -290,7 +290,7 @@ class _Reader:
         before = len(self.problems)
         given = {name: value for name, value in table.items() if name != "type"}
         parameters, takes_any = _parameters(make)
-        for name in given.keys() - parameters.keys() if not takes_any else ():
+        for name in () if takes_any else [each for each in given if each not in parameters]:
             hint = similar(name, parameters, others="there may be")
             self._note(_join(path, name), f"is no option of {table['type']!r}{hint}")
         fields = _fields(make)

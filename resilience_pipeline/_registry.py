@@ -109,7 +109,7 @@ class ResiliencePipelineRegistry:
         _check_options(max_instances, clock)
         self._max_instances = max_instances
         # Not an argument of builders where there are none.
-        heard = tuple(listeners)
+        heard: object = tuple(listeners) if isinstance(listeners, Iterable) else listeners
         self._options: dict[str, Any] = {"clock": clock} | ({"listeners": heard} if heard else {})
         ResiliencePipelineBuilder(**self._options)  # so that bad ones are refused here
         self._lock = Lock()
@@ -257,7 +257,10 @@ class ResiliencePipelineRegistry:
                 name: claims.enter_context(self._claim(name, changes[name] if add else None))
                 for name in sorted(changes)
             }
-            wanted = {name: changes[name] or entry.configure for name, entry in entries.items()}
+            wanted = {
+                name: entry.configure if (new := changes[name]) is None else new
+                for name, entry in entries.items()
+            }
             built: dict[str, dict[Instance, ResiliencePipeline]] = {name: {} for name in entries}
             while True:
                 with self._lock:
