@@ -8,6 +8,8 @@ A map of the rooms:
 - `_stream` guards streams up to their first chunk.
 - `runtime` is the seam to the event loops and clocks.
 - `_context`, `_outcome` and `_errors` are what travels.
+- `_registry` keeps named pipelines, built once, reloaded while they serve; `_configuration` reads them from
+  a file.
 - `testing` has a virtual clock.
 """
 
@@ -41,6 +43,7 @@ from ._sync import SyncResilienceStream
 from .strategies import Strategy
 
 if TYPE_CHECKING:
+    from ._registry import ResiliencePipelineRegistry
     from .strategies import (
         BreakDurationEvent,
         ChaosBehavior,
@@ -141,6 +144,7 @@ __all__ = [
     "ResilienceLock",
     "ResiliencePipeline",
     "ResiliencePipelineBuilder",
+    "ResiliencePipelineRegistry",
     "ResilienceStream",
     "ResumeError",
     "Retry",
@@ -172,14 +176,22 @@ for _name in __all__:
         globals()[_name].__module__ = __name__
 
 
-def __getattr__(name: str) -> Any:
-    """Give a strategy's name, which is imported with the first of its module."""
-    if name in __all__:
-        globals()[name] = thing = getattr(strategies, name)
+if not TYPE_CHECKING:  # to which every name would be one that is there
+
+    def __getattr__(name: str) -> Any:
+        """Import a strategy, or the registry, when it is first asked for."""
+        if name not in __all__:
+            msg = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(msg, name=name)
+        if name == "ResiliencePipelineRegistry":
+            from . import _registry
+
+            thing = _registry.ResiliencePipelineRegistry
+            thing.__module__ = __name__
+        else:
+            thing = getattr(strategies, name)
+        globals()[name] = thing
         return thing
-    msg = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(msg, name=name)
 
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -1,4 +1,7 @@
-"""The live demonstration: `python -m resilience_pipeline`."""
+"""The command line: `python -m resilience_pipeline`.
+
+Without a command the live demonstration; `schema` and `check` are in `_commands`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ Takes about ten seconds and needs no network.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demonstration.
+    """Run the demonstration, or a command.
 
     Args:
         arguments: The command line without the program's name; default: this process's.
@@ -30,7 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    scenes, seed = _parse(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given and given[0] in {"schema", "check"}:
+        return _command(given)
+    scenes, seed = _parse(given)
     screen = Screen.on(sys.stdout)
     try:
         asyncio.run(play(scenes, seed=seed, screen=screen))
@@ -39,20 +45,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except OutputClosed:
-        # Python flushes once more at its exit; that must find a reader.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return _output_closed()
     return 0
 
 
-def _parse(arguments: Sequence[str] | None) -> tuple[Sequence[Scene], int]:
+def _command(given: Sequence[str]) -> int:
+    from ._commands import run
+
+    try:
+        status = run(given)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _output_closed()
+    return status
+
+
+def _output_closed() -> int:
+    # Python flushes once more at its exit; that must find a reader.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+
+
+def _parse(arguments: Sequence[str]) -> tuple[Sequence[Scene], int]:
     scenes = {scene.name: scene for scene in SCENES}
     parser = argparse.ArgumentParser(
         prog="python -m resilience_pipeline",
         description=_DESCRIPTION,
         epilog="scenes:\n"
         + "\n".join(f"  {scene.name:<10}{scene.summary}:\n{'':12}{scene.shows}" for scene in SCENES)
-        + "\n\nColours in a terminal, unless NO_COLOR is set; plain text elsewhere.",
+        + "\n\ncommands, each with a --help of its own:\n"
+        "  schema      print the JSON Schema of configuration files\n"
+        "  check FILE  say what a configuration file builds, or what is wrong with it"
+        "\n\nColours in a terminal, unless NO_COLOR is set; plain text elsewhere.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--scenario", metavar="NAME", help="play this scene alone (see below)")

@@ -17,11 +17,11 @@ from typing_extensions import ParamSpec, TypeVar
 from . import strategies
 from ._durations import Duration
 from ._errors import MisuseError, OptionsError
-from ._invoke import invoke, nested
+from ._invoke import invoke
 from ._options import Bad, to_seconds
-from ._pipeline import DEFAULT_CLOSE_TIMEOUT, Layer, ResiliencePipeline, described
+from ._pipeline import DEFAULT_CLOSE_TIMEOUT, Layer, Part, ResiliencePipeline, described
 from .runtime import Clock
-from .strategies import Handler, Site, Strategy
+from .strategies import Handler, Site, Strategy, SupportsHealth
 
 P = ParamSpec("P")
 E_co = TypeVar("E_co", bound=Exception, covariant=True, default=Never)
@@ -44,6 +44,11 @@ class _Adder(Generic[P, R_co]):
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
+
+    @property
+    def make(self) -> Callable[P, Strategy[R_co]]:
+        """What makes the strategy."""
+        return self._find()
 
     @overload
     def __get__(
@@ -129,7 +134,7 @@ class ResiliencePipelineBuilder(Generic[E_co]):
             for option, value in (("name", self._name), ("instance", self._instance))
             if not (value is None or isinstance(value, str))
         ]
-        if self._clock is not None and not _is_clock(self._clock):
+        if self._clock is not None and not is_clock(self._clock):
             problems.append(
                 "clock must have the methods now(), sleep(seconds) and call_at(when, callback), "
                 f"got {self._clock!r}"
@@ -142,6 +147,26 @@ class ResiliencePipelineBuilder(Generic[E_co]):
         if problems:
             headline = "bad options for ResiliencePipelineBuilder: "
             raise OptionsError(headline + "; ".join(problems), tuple(problems))
+
+    @property
+    def name(self) -> str | None:
+        """Name of the pipelines; may be set until the first `build()`."""
+        return self._name
+
+    @name.setter
+    def name(self, name: str | None) -> None:
+        self._refuse_when_frozen("renamed")
+        before, self._name = self._name, name
+        try:
+            self._check()
+        except OptionsError:
+            self._name = before
+            raise
+
+    @property
+    def instance(self) -> str | None:
+        """What tells pipelines of one name apart."""
+        return self._instance
 
     def add(self, strategy: Strategy[R]) -> ResiliencePipelineBuilder[E_co | R]:
         """Add a strategy inside of those added so far.
@@ -178,10 +203,13 @@ class ResiliencePipelineBuilder(Generic[E_co]):
         return self
 
     def _add(self, layer: Layer) -> None:
-        if self._frozen:
-            msg = "nothing can be added after build(): make another builder"
-            raise MisuseError(msg)
+        self._refuse_when_frozen("added")
         self._layers.append(layer)
+
+    def _refuse_when_frozen(self, what: str) -> None:
+        if self._frozen:
+            msg = f"nothing can be {what} after build(): make another builder"
+            raise MisuseError(msg)
 
     add_retry = _Adder(lambda: strategies.Retry)
     add_circuit_breaker = _Adder(lambda: strategies.CircuitBreaker)
@@ -204,25 +232,34 @@ class ResiliencePipelineBuilder(Generic[E_co]):
         """
         self._frozen = True
         handler: Handler = invoke
+        parts: list[Part] = []
+        kind: type[ResiliencePipeline[Any]] = ResiliencePipeline
         for position, layer in reversed(list(enumerate(self._layers))):
             if layer.pipeline is not None:
-                handler = nested(layer.pipeline, handler)
+                handler = layer.pipeline._nested(handler)
+                parts.append(Part("", None, layer.pipeline))
+                kind = _following() if layer.pipeline._reloads else kind
                 continue
-            handler = self._bind(layer.strategies[0], position, handler)
-        return ResiliencePipeline(
+            strategy = layer.strategies[0]
+            handler = self._bind(strategy, position, handler)
+            reporter = getattr(handler, "__self__", handler)
+            if isinstance(reporter, SupportsHealth):
+                parts.append(Part(_name_of(strategy), strategy, reporter))
+        return kind(
             name=self._name,
             instance=self._instance,
             layers=tuple(self._layers),
             head=handler,
             clock=self._clock,
             close_timeout=self._close_timeout,
+            parts=tuple(reversed(parts)),
         )
 
     def _bind(self, strategy: Strategy[Any], position: int, inside: Handler) -> Handler:
         site = Site(
             pipeline_name=self._name,
             instance=self._instance,
-            strategy_name=getattr(strategy, "name", None) or type(strategy).__name__,
+            strategy_name=_name_of(strategy),
             position=position,
             now=time.monotonic if self._clock is None else self._clock.now,
             random=self._random or _default_random(),
@@ -239,7 +276,27 @@ class ResiliencePipelineBuilder(Generic[E_co]):
         return described(self._name, self._instance, self._close_timeout, self._layers)
 
 
-def _is_clock(clock: object) -> bool:
+def strategy_types() -> dict[str, Callable[..., Strategy[Any]]]:
+    """Give what the builder's methods make, by their names without `add_`."""
+    return {
+        name.removeprefix("add_"): adder.make
+        for kind in reversed(ResiliencePipelineBuilder.__mro__)
+        for name, adder in vars(kind).items()
+        if isinstance(adder, _Adder)
+    }
+
+
+def _name_of(strategy: Strategy[Any]) -> str:
+    return getattr(strategy, "name", None) or type(strategy).__name__
+
+
+def _following() -> type[ResiliencePipeline[Any]]:
+    from ._reloadable import FollowingPipeline
+
+    return FollowingPipeline
+
+
+def is_clock(clock: object) -> bool:
     return not isinstance(clock, type) and all(
         callable(getattr(clock, method, None)) for method in ("now", "sleep", "call_at")
     )

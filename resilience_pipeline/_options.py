@@ -104,9 +104,21 @@ def generated_seconds(option: str, value: Any) -> float | None:
 # ---- rules ------------------------------------------------------------------------------------
 
 
-def rule(check: Rule) -> dict[str, Any]:
-    """Make field metadata of a rule: a function giving what the value may be if it is bad."""
-    return {"rule": check}
+def rule(check: Rule, schema: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Make field metadata of a rule: a function giving what the value may be if it is bad.
+
+    Args:
+        check: The function.
+        schema: The same as far as JSON Schema can say it, for the schema of configuration files;
+            without it anything is let pass there. `REFERENCE` for what is not data.
+    """
+    return {"rule": check, "schema": schema}
+
+
+#: A schema of values that are not data: functions, classes and other objects, given by name.
+REFERENCE: dict[str, Any] = {"$ref": "#/$defs/reference"}
+
+_INFINITE = {"type": "number", "exclusiveMinimum": 1e308}
 
 
 def count(*, minimum: int, maximum: float = math.inf, infinite: bool = False) -> dict[str, Any]:
@@ -121,7 +133,10 @@ def count(*, minimum: int, maximum: float = math.inf, infinite: bool = False) ->
         whole = isinstance(value, int) and not isinstance(value, bool)
         return None if whole and minimum <= value <= maximum else expected
 
-    return rule(check)
+    schema: dict[str, Any] = {"type": "integer", "minimum": minimum}
+    if maximum < math.inf:
+        schema["maximum"] = maximum
+    return rule(check, {"anyOf": [schema, _INFINITE]} if infinite else schema)
 
 
 def or_none(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -146,7 +161,7 @@ def ratio() -> dict[str, Any]:
     def check(value: Any) -> str | None:
         return None if is_number(value) and 0 <= value <= 1 else "a number from 0 to 1"
 
-    return rule(check)
+    return rule(check, {"type": "number", "minimum": 0, "maximum": 1})
 
 
 def positive_number() -> dict[str, Any]:
@@ -156,7 +171,7 @@ def positive_number() -> dict[str, Any]:
         good = is_number(value) and 0 < value < math.inf
         return None if good else "a finite number above zero"
 
-    return rule(check)
+    return rule(check, {"type": "number", "exclusiveMinimum": 0})
 
 
 def is_number(value: Any) -> bool:
@@ -173,7 +188,7 @@ def choice(*allowed: object) -> dict[str, Any]:
         same = any(type(value) is type(each) and value == each for each in allowed)
         return None if same else expected
 
-    return rule(check)
+    return rule(check, {"enum": list(allowed)})
 
 
 def boolean() -> dict[str, Any]:
@@ -189,17 +204,19 @@ def function(expected: str = "a function or a coroutine function") -> dict[str, 
             return None
         return f"{expected}, or None"
 
-    return rule(check)
+    return rule(check, REFERENCE)
 
 
 def text_or_none() -> dict[str, Any]:
     """Say that the option is text, or `None`."""
-    return rule(lambda v: None if v is None or isinstance(v, str) else "text, or None")
+    good = "text, or None"
+    return rule(lambda v: None if v is None or isinstance(v, str) else good, {"type": "string"})
 
 
 def instance(kind: type, description: str) -> dict[str, Any]:
     """Say that the option is an instance of `kind`, or `None`."""
-    return rule(lambda v: None if v is None or isinstance(v, kind) else f"{description}, or None")
+    expected = f"{description}, or None"
+    return rule(lambda v: None if v is None or isinstance(v, kind) else expected, REFERENCE)
 
 
 # ---- the collector ----------------------------------------------------------------------------
@@ -257,6 +274,18 @@ def _raise_problems(options: Any) -> None:
 def _fields(options: Any) -> tuple[attrs.Attribute[Any], ...]:
     fields: tuple[attrs.Attribute[Any], ...] = attrs.fields(options.__class__)
     return fields
+
+
+def refusal(field: Any, value: object) -> str | None:
+    """Say what the field of an options class may be if `value` is not what it takes."""
+    check: Rule | None = field.metadata.get("rule")
+    try:
+        converted: object = value if field.converter is None else field.converter(value)
+        if isinstance(converted, Bad):
+            return converted.expected
+        return None if check is None else check(converted)
+    except Exception as error:  # noqa: BLE001 - a class of the user's, not made for such values
+        return str(error)
 
 
 def _bad_fields(options: Any) -> Iterator[tuple[str, object, str]]:

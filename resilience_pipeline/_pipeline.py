@@ -33,7 +33,7 @@ from ._cancellation import Orphans
 from ._context import History, ResilienceContext, begun, enter, leave, new, reset
 from ._durations import Duration
 from ._errors import MisuseError
-from ._invoke import check_callable, invoke
+from ._invoke import check_callable, invoke, nested
 from ._line import Line, StreamOptions, stream_options
 from ._options import written
 from ._outcome import Attempt, Failure, Outcome, Rejected, settled_error, settled_success
@@ -42,7 +42,7 @@ from ._sync import SyncResilienceStream
 from ._wrapping import Wrapper, wrapped
 from .runtime import Clock, Runtime, RuntimeFinder
 from .runtime._threads import run_here
-from .strategies import Handler, Strategy
+from .strategies import Handler, Strategy, SupportsHealth
 from .strategies._base import gate_of
 
 T = TypeVar("T")
@@ -81,6 +81,15 @@ class Layer:
         return f".add{snake}{made.removeprefix(kind.__name__)}"
 
 
+@frozen
+class Part:
+    """What can report on its state: a bound strategy, or a nested pipeline as a whole."""
+
+    strategy_name: str
+    strategy: Strategy[Any] | None
+    reporter: SupportsHealth | ResiliencePipeline[Any]
+
+
 def described(
     name: str | None, instance: str | None, close_timeout: object, layers: Sequence[Layer]
 ) -> str:
@@ -117,6 +126,7 @@ class ResiliencePipeline(Generic[E_co]):
         "_layers",
         "_makes_attempts",
         "_now",
+        "_parts",
         "_runs_in_tasks",
         "instance",
         "name",
@@ -124,6 +134,9 @@ class ResiliencePipeline(Generic[E_co]):
     )
 
     empty: ClassVar[ResiliencePipeline[Never]]
+
+    #: Whether its strategies may be others at the next call, as those of a registry's are.
+    _reloads: ClassVar[bool] = False
 
     name: str | None
     instance: str | None
@@ -139,6 +152,7 @@ class ResiliencePipeline(Generic[E_co]):
     _gate: Callable[[str | None], Exception | None] | None
     _makes_attempts: bool
     _now: Callable[[], float]
+    _parts: tuple[Part, ...]
     _runs_in_tasks: bool
 
     def __init__(
@@ -150,17 +164,19 @@ class ResiliencePipeline(Generic[E_co]):
         head: Handler,
         clock: Clock | None,
         close_timeout: float,
+        parts: tuple[Part, ...] = (),
     ) -> None:
         """Not for users: `ResiliencePipelineBuilder.build` makes pipelines."""
         set_once = super().__setattr__
         set_once("name", name)
         set_once("instance", instance)
+        set_once("_layers", layers)
         set_once("strategies", tuple(s for layer in layers for s in layer.strategies))
         set_once("_runs_in_tasks", any(map(_runs_in_tasks, self.strategies)))
         set_once("_makes_attempts", any(map(_makes_attempts, self.strategies)))
         set_once("_head", head)
         set_once("_gate", gate_of(head))
-        set_once("_layers", layers)
+        set_once("_parts", parts)
         set_once("_close_timeout", close_timeout)
         set_once("_clock", clock)
         set_once("_has_clock", clock is not None)
@@ -530,6 +546,10 @@ class ResiliencePipeline(Generic[E_co]):
         return wrapped(self, fn, operation_key=operation_key, idempotent=idempotent)
 
     # ---- reading
+
+    def _nested(self, inside: Handler) -> Handler:
+        """Make a layer of another pipeline of this one, around what comes further in there."""
+        return nested(self, inside)
 
     def __repr__(self) -> str:
         """Read like the builder call."""

@@ -63,6 +63,10 @@ class StreamExecution:
         #: Primed sources that nobody has closed or committed yet.
         self._open: set[Primed] = set()
 
+    def own(self) -> None:
+        """Have sources that are opened from now on live in tasks of their own."""
+        self._owned = True
+
     async def prime(self, context: ResilienceContext, make: Callable[[], Any]) -> Primed:
         """Open a source and read it up to the line; what fails is closed before this raises."""
         runtime = context.runtime
@@ -192,6 +196,7 @@ class ResilienceStream(AsyncIterator[T_co], Generic[T_co]):
         "_interrupted",
         "_interruption",
         "_iterated",
+        "_keeps",
         "_leaving",
         "_line",
         "_make_step",
@@ -205,6 +210,9 @@ class ResilienceStream(AsyncIterator[T_co], Generic[T_co]):
         "_start",
         "_trouble",
     )
+
+    #: What must not go before the stream does; set by a registry's pipelines alone.
+    _keeps: object
 
     def __init__(self, start: Callable[[], StreamStart]) -> None:
         self._start = start

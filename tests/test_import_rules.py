@@ -28,13 +28,17 @@ LEVELS: list[list[set[str]]] = [
     [{"_invoke", "_sync"}],
     [{"_wrapping"}],
     [{"_pipeline"}],
-    [{"_builder"}],
+    [{"_reloadable", "_health"}],
+    [{"_builder"}, {"_instances"}, {"_works"}],
+    [{"_references"}],
+    [{"_configuration"}, {"_schema"}],
+    [{"_watching"}],
     [{"_registry"}],
     [{"testing"}],
     [{"_pytest"}],
     [{"integrations"}],
     [{""}],  # the package itself: its __init__
-    [{"_demo"}],
+    [{"_demo"}, {"_commands"}],
     [{"__main__"}],
 ]
 PLACES = MappingProxyType(

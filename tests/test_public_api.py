@@ -180,7 +180,7 @@ def test_nothing_is_public_but_what_is_listed(module: Any) -> None:
 def test_strategies_are_importable_from_the_package_too() -> None:
     """What `strategies` has is there too, but for what only authors of strategies need."""
     only_there = set(resilience_pipeline.strategies.__all__) - set(resilience_pipeline.__all__)
-    assert only_there == {"Handler", "Site"}
+    assert only_there == {"Handler", "Site", "SupportsHealth"}
 
 
 @pytest.mark.parametrize(
@@ -188,6 +188,7 @@ def test_strategies_are_importable_from_the_package_too() -> None:
     [
         "ResiliencePipelineBuilder",
         "ResiliencePipeline",
+        "ResiliencePipelineRegistry",
         "ResilienceStream",
         "ResilienceContext",
         "PropertyKey",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .. import _lazy
-from ._base import Handler, Site, Strategy
+from ._base import Handler, Site, Strategy, SupportsHealth
 
 if TYPE_CHECKING:
     from ._chaos import (
@@ -90,6 +90,7 @@ __all__ = [
     "Site",
     "SlidingWindow",
     "Strategy",
+    "SupportsHealth",
     "SupportsRateLimit",
     "Timeout",
     "TimeoutEvent",
@@ -97,55 +98,56 @@ __all__ = [
     "TokenBucket",
 ]
 
-# What lives here is shown as part of the package itself, but for what authors of strategies need.
-__getattr__, __dir__ = _lazy.lazily(
-    __name__,
-    {
-        "BreakDurationEvent": "._circuit_breaker",
-        "ChaosBehavior": "._chaos",
-        "ChaosBehaviorEvent": "._chaos",
-        "ChaosEvent": "._chaos_generators",
-        "ChaosFault": "._chaos",
-        "ChaosFaultEvent": "._chaos",
-        "ChaosLatency": "._chaos",
-        "ChaosLatencyEvent": "._chaos",
-        "ChaosOutcome": "._chaos",
-        "ChaosOutcomeEvent": "._chaos",
-        "CircuitBreaker": "._circuit_breaker",
-        "CircuitBreakerControl": "._circuit_breaker",
-        "CircuitClosedEvent": "._circuit_breaker",
-        "CircuitHalfOpenedEvent": "._circuit_breaker",
-        "CircuitMetrics": "._circuit_breaker",
-        "CircuitOpenedEvent": "._circuit_breaker",
-        "ConcurrencyLimiter": "._concurrency_limiter",
-        "ConcurrencyLimiterRejectedEvent": "._concurrency_limiter",
-        "Fallback": "._fallback",
-        "FallbackEvent": "._fallback",
-        "FixedWindow": "._rate_limiter",
-        "Hedging": "._hedging",
-        "HedgingActionEvent": "._hedging",
-        "HedgingDelayEvent": "._hedging",
-        "HedgingEvent": "._hedging",
-        "Lock": "._lock",
-        "PercentileDelay": "._percentile_delay",
-        "RateLimiter": "._rate_limiter",
-        "RateLimiterRejectedEvent": "._rate_limiter",
-        "RecordReplay": "._record_replay",
-        "RecordReplayKeyEvent": "._record_replay",
-        "ResilienceLock": "._lock",
-        "Retry": "._retry",
-        "RetryDelayEvent": "._retry",
-        "RetryEvent": "._retry",
-        "RetryResumeEvent": "._retry",
-        "SlidingWindow": "._rate_limiter",
-        "SupportsRateLimit": "._rate_limiter",
-        "Timeout": "._timeout",
-        "TimeoutEvent": "._timeout",
-        "TimeoutGeneratorEvent": "._timeout",
-        "TokenBucket": "._rate_limiter",
-    },
-    shown_as=__name__.rpartition(".")[0],
-)
+if not TYPE_CHECKING:  # to which every name would be one that is there
+    # What lives here is shown as part of the package itself, but for what authors of strategies need.
+    __getattr__, __dir__ = _lazy.lazily(
+        __name__,
+        {
+            "BreakDurationEvent": "._circuit_breaker",
+            "ChaosBehavior": "._chaos",
+            "ChaosBehaviorEvent": "._chaos",
+            "ChaosEvent": "._chaos_generators",
+            "ChaosFault": "._chaos",
+            "ChaosFaultEvent": "._chaos",
+            "ChaosLatency": "._chaos",
+            "ChaosLatencyEvent": "._chaos",
+            "ChaosOutcome": "._chaos",
+            "ChaosOutcomeEvent": "._chaos",
+            "CircuitBreaker": "._circuit_breaker",
+            "CircuitBreakerControl": "._circuit_breaker",
+            "CircuitClosedEvent": "._circuit_breaker",
+            "CircuitHalfOpenedEvent": "._circuit_breaker",
+            "CircuitMetrics": "._circuit_breaker",
+            "CircuitOpenedEvent": "._circuit_breaker",
+            "ConcurrencyLimiter": "._concurrency_limiter",
+            "ConcurrencyLimiterRejectedEvent": "._concurrency_limiter",
+            "Fallback": "._fallback",
+            "FallbackEvent": "._fallback",
+            "FixedWindow": "._rate_limiter",
+            "Hedging": "._hedging",
+            "HedgingActionEvent": "._hedging",
+            "HedgingDelayEvent": "._hedging",
+            "HedgingEvent": "._hedging",
+            "Lock": "._lock",
+            "PercentileDelay": "._percentile_delay",
+            "RateLimiter": "._rate_limiter",
+            "RateLimiterRejectedEvent": "._rate_limiter",
+            "RecordReplay": "._record_replay",
+            "RecordReplayKeyEvent": "._record_replay",
+            "ResilienceLock": "._lock",
+            "Retry": "._retry",
+            "RetryDelayEvent": "._retry",
+            "RetryEvent": "._retry",
+            "RetryResumeEvent": "._retry",
+            "SlidingWindow": "._rate_limiter",
+            "SupportsRateLimit": "._rate_limiter",
+            "Timeout": "._timeout",
+            "TimeoutEvent": "._timeout",
+            "TimeoutGeneratorEvent": "._timeout",
+            "TokenBucket": "._rate_limiter",
+        },
+        shown_as=__name__.rpartition(".")[0],
+    )
 
-for _name in ("Site", "Strategy"):
+for _name in ("Site", "Strategy", "SupportsHealth"):
     globals()[_name].__module__ = __name__

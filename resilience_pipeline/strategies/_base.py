@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 from attrs import Factory, field, frozen, has
 from typing_extensions import TypeVar as DefaultTypeVar
@@ -74,6 +74,29 @@ class Strategy(ABC, Generic[E_co]):
             A function of the context that returns an awaitable of the result. It lets everything
             that is not an `Exception` pass.
         """
+
+
+@runtime_checkable
+class SupportsHealth(Protocol):
+    """What a strategy that keeps state adds to be seen in a registry's `health()`.
+
+    The builder looks for it on what `bind` returns: on the object whose method the handler is, or
+    on the handler itself where it is an object that can be called. A strategy without it is taken
+    for one that may be forgotten at any time.
+    """
+
+    def health(self) -> Mapping[str, Any]:
+        """Show the state as plain data: text, numbers, `None`, lists and mappings of them.
+
+        Called from any thread, and never waits. `math.inf` and NaN, which JSON has no word for,
+        are left to others.
+
+        Returns:
+            Whatever is worth knowing, and under `"idle"` whether fresh state would give the same
+            answers from now on. Only a pipeline whose strategies are all idle is let go by a
+            registry; without the key a strategy counts as idle.
+        """
+        ...
 
 
 @frozen(kw_only=True, eq=False)

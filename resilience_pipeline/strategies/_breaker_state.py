@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from itertools import repeat, starmap
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from attrs import frozen
 
@@ -271,6 +271,30 @@ class BreakerState:
         self.last_handled = error
         return self._open(now)
 
+    def health(self, now: float) -> dict[str, Any]:
+        """Show everything as plain data; idle means that a new circuit would give the same answers."""
+        throughput, failures = self.window.counts(now)
+        return {
+            "state": self.state,
+            "throughput": throughput,
+            "failures": failures,
+            "failure_rate": failures / throughput if throughput else 0.0,
+            "opened_at": self.opened_at,
+            "blocked_until": _finite(self.blocked_until),
+            "retry_after": _finite(self._retry_after(now)),
+            "idle": self.is_idle(now),
+        }
+
+    def _retry_after(self, now: float) -> float | None:
+        """Seconds until a call may pass: 0 where one may now, `None` while isolated."""
+        if self.state == ISOLATED:
+            return None
+        if self.state == OPEN and self.blocked_until is not None:
+            return until(self.blocked_until, now)
+        if self.state == HALF_OPEN and self._probes and not self._has_place(now):
+            return until(next(iter(self._probes)).lapses_at, now)
+        return 0.0
+
     def release(self, ticket: Ticket) -> None:
         """Give a probe's place back without a verdict: the next call is the probe."""
         if isinstance(ticket, Probe):
@@ -364,3 +388,8 @@ def until(when: float, now: float) -> float:
     while now + left < when:  # the difference was rounded down
         left = math.nextafter(left, math.inf)
     return left
+
+
+def _finite(seconds: float | None) -> float | None:
+    """Give a time as plain data, which knows no infinity."""
+    return None if seconds == math.inf else seconds

@@ -75,6 +75,22 @@ class _LimitState(ABC):
         due = self._due(time, permits)
         return 0.0 if time >= due else _wait(now, offset, due)
 
+    def available(self, now: float) -> int:
+        """Tell how many permits could be had now.
+
+        Args:
+            now: The time in seconds, on the clock that every call of this state uses.
+        """
+        time = self._view(now)[0]
+        few, many = 0, self._most()
+        while few < many:
+            middle = (few + many + 1) // 2
+            if self._due(time, middle) <= time:
+                few = middle
+            else:
+                many = middle - 1
+        return few
+
     def is_idle(self, now: float) -> bool:
         """Tell whether a fresh state would give the same answers from now on.
 
@@ -82,6 +98,10 @@ class _LimitState(ABC):
             now: The time in seconds, on the clock that every call of this state uses.
         """
         return self._is_fresh(self._view(now)[0])
+
+    @abstractmethod
+    def _most(self) -> int:
+        """The most permits that can ever be had at once."""
 
     @abstractmethod
     def _due(self, time: float, permits: int) -> float:
@@ -126,6 +146,9 @@ class TokenBucketState(_LimitState):
         self._taken = 0
         self._full_at = -math.inf
 
+    def _most(self) -> int:
+        return math.floor(self._capacity)
+
     def _due(self, time: float, permits: int) -> float:
         anchor, taken = (self._anchor, self._taken) if time < self._full_at else (time, 0)
         return anchor + (taken + permits - self._capacity) / self._rate
@@ -159,6 +182,9 @@ class FixedWindowState(_LimitState):
         self._window = window
         self._end = -math.inf
         self._taken = 0
+
+    def _most(self) -> int:
+        return self._permits
 
     def _due(self, time: float, permits: int) -> float:
         if time >= self._end:
@@ -271,6 +297,9 @@ class SlidingWindowState(_LimitState):
         self._limit = segments + 1
         length = 0.0 if permits <= self._limit else window / segments
         self._segments = _Segments(window, length)
+
+    def _most(self) -> int:
+        return self._permits
 
     def _due(self, time: float, permits: int) -> float:
         segments = self._segments

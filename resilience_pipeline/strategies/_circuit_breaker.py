@@ -748,6 +748,12 @@ class _BoundCircuitBreaker:
                 blocked_until=self._state.blocked_until,
             )
 
+    def health(self) -> dict[str, Any]:
+        with self._lock:
+            self._state.count_good()
+            report = self._state.health(self._now())
+            return report | {"idle": report["idle"] and not self._pending}
+
     def isolate(self) -> None:
         with self._lock:
             self._state.count_good()

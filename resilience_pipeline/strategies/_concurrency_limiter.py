@@ -131,6 +131,17 @@ class _BoundConcurrencyLimiter:
         """How many permits nobody has."""
         return len(self._free) + self._unused
 
+    def health(self) -> dict[str, Any]:
+        with self._lock:
+            free, queued, unused = self.free, len(self._queue), self._queue.is_empty
+        permits = self._options.permit_limit
+        return {
+            "permits": permits,
+            "free": free,
+            "queued": queued,
+            "idle": free == permits and unused,
+        }
+
     async def handle(self, context: ResilienceContext) -> Any:
         # Without the lock, see 5 above: twice through it would cost three bare calls.
         try:

@@ -30,6 +30,10 @@ class Bound(Protocol):
         """Whether a fresh one would give the same answers from now on."""
         ...
 
+    def health(self) -> dict[str, Any]:
+        """Show the state as plain data, `is_idle` included."""
+        ...
+
 
 B = TypeVar("B", bound=Bound)
 
@@ -93,6 +97,13 @@ class KeyedStrategies(Generic[B]):
         with self._lock:
             entries = list(self._entries.items())
         return ((key, entry.bound) for key, entry in entries)
+
+    def health(self) -> dict[str, Any]:
+        """Show the state of each key, those that are no text as they are written in a program."""
+        reports = {
+            key if isinstance(key, str) else repr(key): bound.health() for key, bound in self
+        }
+        return {"keys": reports, "idle": all(report["idle"] for report in reports.values())}
 
     async def handle(self, context: ResilienceContext) -> Any:
         """Run the inside under the strategy of the call's key."""

@@ -22,6 +22,9 @@ from .._options import checked, count, is_number, rule, shown, to_seconds
 _ENOUGH = 20
 
 
+_PERCENTILE = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
+
+
 def _is_percentile(value: Any) -> str | None:
     good = is_number(value) and 0 < value < 1
     return None if good else "a number between 0 and 1, such as 0.95"
@@ -48,7 +51,7 @@ class PercentileDelay:
         OptionsError: One or more options have bad values.
     """
 
-    percentile: float = field(metadata=rule(_is_percentile))
+    percentile: float = field(metadata=rule(_is_percentile, _PERCENTILE))
     min: float = field(default=0.0, kw_only=True, converter=to_seconds)
     max: float = field(default=math.inf, kw_only=True, converter=to_seconds)
     window: int = field(default=1000, kw_only=True, metadata=count(minimum=_ENOUGH))

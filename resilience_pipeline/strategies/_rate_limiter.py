@@ -20,6 +20,7 @@ from .._errors import MisuseError, RateLimiterRejectedError
 from .._event import Event
 from .._locks import Lock
 from .._options import (
+    REFERENCE,
     checked,
     count,
     function,
@@ -63,6 +64,7 @@ class SupportsRateLimit(Protocol):
 class _State(Protocol):
     def try_acquire(self, now: float) -> float: ...
     def wait_for(self, now: float, permits: int) -> float: ...
+    def available(self, now: float) -> int: ...
     def is_idle(self, now: float) -> bool: ...
 
 
@@ -85,7 +87,7 @@ def _capacity() -> dict[str, Any]:
         good = is_number(value) and 1 <= value < float("inf")
         return None if good else "a finite number of at least 1"
 
-    return rule(check)
+    return rule(check, {"type": "number", "minimum": 1})
 
 
 @checked
@@ -187,6 +189,15 @@ class _Shared:
         with self._lock:
             return self._state.wait_for(self._now(), permits)
 
+    def health(self) -> dict[str, Any]:
+        with self._lock:
+            state, now = self._state, self._now()
+            return {
+                "available": state.available(now),
+                "retry_after": state.wait_for(now, 1),
+                "idle": state.is_idle(now),
+            }
+
 
 class RateLimiterRejectedEvent(Event):
     """What a rate limiter's `on_rejected` is given.
@@ -210,7 +221,7 @@ def _limiter() -> dict[str, Any]:
             return expected
         return None if isinstance(value, RateLimit | SupportsRateLimit) else expected
 
-    return rule(check)
+    return rule(check, REFERENCE)
 
 
 @checked
@@ -316,6 +327,14 @@ class _BoundRateLimiter:
             if wait > 0:
                 await self._wait(context, wait)
         return await self._next(context)
+
+    def health(self) -> dict[str, Any]:
+        # What a limit of the user's own knows, and keeps, is not ours to tell.
+        foreign = {"available": None, "retry_after": None, "idle": True}
+        limit = foreign if self._own is None else self._own.health()
+        with self._lock:
+            queued = len(self._queue)
+        return {**limit, "queued": queued, "idle": limit["idle"] and not queued}
 
     async def _ask(self) -> float:
         """Ask the limit, whoever made it; what a foreign one answers is looked at."""

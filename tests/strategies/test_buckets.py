@@ -158,6 +158,20 @@ def test_forgetting_an_idle_state_changes_no_answer(
 
 
 @any_limit
+@given(steps=st.lists(st.floats(0, 4), max_size=30), later=st.floats(0, 4))
+def test_what_is_available_can_be_had(
+    make: Callable[[], State], steps: list[float], later: float
+) -> None:
+    """As many permits as are said to be there, and not one more."""
+    state, now = make(), 100.0
+    for step in steps:
+        now += step
+        state.try_acquire(now)
+    now += later
+    assert state.available(now) == _drain(copy.deepcopy(state), now)
+
+
+@any_limit
 def test_questions_change_nothing(make: Callable[[], State]) -> None:
     """Neither forecasts nor idleness are noticed by later calls, whatever time they ask about."""
     asked, quiet = make(), make()
@@ -165,6 +179,7 @@ def test_questions_change_nothing(make: Callable[[], State]) -> None:
         now = tick * 0.1
         asked.wait_for(now + 1e6, 3)
         asked.is_idle(now + 1e6)
+        asked.available(now + 1e6)
         asked.wait_for(now, 50)
         assert asked.try_acquire(now) == quiet.try_acquire(now)
 

@@ -26,6 +26,7 @@ from resilience_pipeline import (
     ResilienceLock,
     ResiliencePipeline,
     ResiliencePipelineBuilder,
+    ResiliencePipelineRegistry,
     Retry,
     RetryEvent,
     SlidingWindow,
@@ -286,3 +287,34 @@ def with_timeout(
 
 add: Callable[..., object] = empty.add_retry
 assert_type(with_timeout(empty).build(), ResiliencePipeline[TimeoutRejectedError])
+
+# ---- the registry -------------------------------------------------------------------------------
+
+
+def statements(builder: ResiliencePipelineBuilder) -> None:
+    builder.add_retry().add_timeout(1)
+
+
+def of_its_own(builder: ResiliencePipelineBuilder) -> ResiliencePipelineBuilder[Any]:
+    return ResiliencePipelineBuilder("other").add_retry()
+
+
+async def asynchronous(builder: ResiliencePipelineBuilder) -> None: ...
+
+
+registry = ResiliencePipelineRegistry(max_instances=100, clock=VirtualClock())
+registry.add("a", lambda builder: builder.add_retry().add_timeout(1))
+registry.add("b", statements, replace=True)
+registry.add("c", lambda builder: None)
+registry.reload("a")
+registry.reload("a", of_its_own)
+registry.load({"pipelines": {}})
+assert_type(registry.get("a"), ResiliencePipeline[Exception])
+assert_type(registry.get_or_add("a", statements, "x"), ResiliencePipeline[Exception])
+assert_type(list(registry), list[str])
+empty.add_pipeline(registry.get("a"))
+
+registry.get(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+registry.get("a", 1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+registry.add("a", asynchronous)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+registry.add("a", lambda: None)  # type: ignore[arg-type, misc]  # pyright: ignore[reportArgumentType]
