@@ -8,12 +8,13 @@ A map of the rooms:
 - `_stream` guards streams up to their first chunk.
 - `runtime` is the seam to the event loops and clocks.
 - `_context`, `_outcome` and `_errors` are what travels.
+- `telemetry` tells listeners and the log what happens.
 - `testing` has a virtual clock.
 """
 
 from __future__ import annotations
 
-from . import strategies
+from . import strategies, telemetry
 from ._builder import ResiliencePipelineBuilder
 from ._context import Properties, PropertyKey, ResilienceContext, current_context
 from ._durations import Duration
@@ -66,9 +67,11 @@ from .strategies import (
     TimeoutGeneratorEvent,
     TokenBucket,
 )
+from .telemetry import AttemptCompleted, CloseErrorEvent, PipelineExecuted, PipelineExecuting
 
 __all__ = [
     "Attempt",
+    "AttemptCompleted",
     "BreakDurationEvent",
     "BrokenCircuitError",
     "CircuitBreaker",
@@ -77,6 +80,7 @@ __all__ = [
     "CircuitHalfOpenedEvent",
     "CircuitMetrics",
     "CircuitOpenedEvent",
+    "CloseErrorEvent",
     "ConcurrencyLimiter",
     "ConcurrencyLimiterRejectedError",
     "ConcurrencyLimiterRejectedEvent",
@@ -96,6 +100,8 @@ __all__ = [
     "Outcome",
     "OutcomeEvent",
     "PercentileDelay",
+    "PipelineExecuted",
+    "PipelineExecuting",
     "Predicate",
     "Properties",
     "PropertyKey",
@@ -128,6 +134,7 @@ __all__ = [
     "handle_inner",
     "handle_result",
     "strategies",
+    "telemetry",
 ]
 
 # Tracebacks, reprs and pickles show and keep the public path, whichever file a class lives in.

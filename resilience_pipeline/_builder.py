@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import MethodType
 from typing import Any, Concatenate, Generic, Never, cast, overload
 
@@ -32,6 +32,8 @@ from .strategies import (
     Strategy,
     Timeout,
 )
+from .telemetry import Listener
+from .telemetry._listeners import as_listeners, connect_log
 
 P = ParamSpec("P")
 E_co = TypeVar("E_co", bound=Exception, covariant=True, default=Never)
@@ -102,6 +104,8 @@ class ResiliencePipelineBuilder(Generic[E_co]):
             event loop's.
         random: A function giving a random float in [0, 1), for jitter. Default: `random.random`.
         close_timeout: Seconds (any duration form) that closing something discarded may take.
+        listeners: Functions that are called with every event of these pipelines; see
+            `telemetry.add_listener`.
 
     Raises:
         OptionsError: One or more options have bad values.
@@ -123,18 +127,20 @@ class ResiliencePipelineBuilder(Generic[E_co]):
         clock: Clock | None = None,
         random: Callable[[], float] | None = None,
         close_timeout: Duration = DEFAULT_CLOSE_TIMEOUT,
+        listeners: Iterable[Listener] = (),
     ) -> None:
         self._name = name
         self._instance = instance
         self._clock = clock
         self._random = random
         self._close_timeout = to_seconds(close_timeout)
+        self._listeners, problems = as_listeners(listeners)
         self._layers: list[Layer] = []
         self._frozen = False
-        self._check()
+        self._check(problems)
 
-    def _check(self) -> None:
-        problems = [
+    def _check(self, problems: list[str]) -> None:
+        problems[:0] = [
             f"{option} must be text or None, got {value!r}"
             for option, value in (("name", self._name), ("instance", self._instance))
             if not (value is None or isinstance(value, str))
@@ -207,6 +213,7 @@ class ResiliencePipelineBuilder(Generic[E_co]):
         Nothing can be added afterwards, but building again is fine.
         """
         self._frozen = True
+        connect_log()
         handler: Handler = invoke
         for position, layer in reversed(list(enumerate(self._layers))):
             if layer.pipeline is not None:
@@ -220,6 +227,7 @@ class ResiliencePipelineBuilder(Generic[E_co]):
             head=handler,
             clock=self._clock,
             close_timeout=self._close_timeout,
+            listeners=self._listeners,
         )
 
     def _bind(self, strategy: Strategy[Any], position: int, inside: Handler) -> Handler:
@@ -231,6 +239,7 @@ class ResiliencePipelineBuilder(Generic[E_co]):
             now=time.monotonic if self._clock is None else self._clock.now,
             random=self._random or _default_random(),
             close_timeout=self._close_timeout,
+            listeners=self._listeners,
         )
         handler = cast(object, strategy.bind(inside, site))
         if not callable(handler):

@@ -34,15 +34,18 @@ from ._context import History, ResilienceContext, begun, enter, leave, reset
 from ._durations import Duration
 from ._errors import MisuseError
 from ._invoke import check_callable, invoke
-from ._line import Line, StreamOptions, stream_options
+from ._line import NO_OPTIONS, Line, StreamOptions, stream_options
 from ._options import written
 from ._outcome import Attempt, Failure, Outcome, Rejected, Success, with_attempts
 from ._stream import ResilienceStream, StreamExecution, StreamStart
+from ._switches import switches
 from ._sync import SyncResilienceStream
 from ._wrapping import Wrapper, wrapped
 from .runtime import Clock, Runtime, RuntimeFinder
 from .runtime._threads import run_here
 from .strategies import Handler, Strategy
+from .telemetry import Listener
+from .telemetry._outlet import Outlet
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -112,9 +115,12 @@ class ResiliencePipeline(Generic[E_co]):
         "_find_threads",
         "_has_clock",
         "_head",
+        "_inside",
         "_layers",
         "_now",
+        "_outlet",
         "_runs_in_tasks",
+        "_watched",
         "instance",
         "name",
         "strategies",
@@ -125,7 +131,11 @@ class ResiliencePipeline(Generic[E_co]):
     name: str | None
     instance: str | None
     strategies: tuple[Strategy[Any], ...]
+    #: What calls go through; the strategies alone; and those with all who listen told.
     _head: Handler
+    _inside: Handler
+    _watched: Handler
+    _outlet: Outlet
     _layers: tuple[Layer, ...]
     _clock: Clock | None
     _close_timeout: float
@@ -144,6 +154,7 @@ class ResiliencePipeline(Generic[E_co]):
         head: Handler,
         clock: Clock | None,
         close_timeout: float,
+        listeners: tuple[Listener, ...] = (),
     ) -> None:
         """Not for users: `ResiliencePipelineBuilder.build` makes pipelines."""
         set_once = super().__setattr__
@@ -151,7 +162,13 @@ class ResiliencePipeline(Generic[E_co]):
         set_once("instance", instance)
         set_once("strategies", tuple(s for layer in layers for s in layer.strategies))
         set_once("_runs_in_tasks", any(map(_runs_in_tasks, self.strategies)))
-        set_once("_head", head)
+        now = monotonic if clock is None else clock.now
+        outlet = Outlet(name, instance, listeners, now)
+        watched = outlet.watched(head)
+        set_once("_outlet", outlet)
+        set_once("_head", watched if listeners else head)
+        set_once("_inside", head)
+        set_once("_watched", watched)
         set_once("_layers", layers)
         set_once("_close_timeout", close_timeout)
         set_once("_clock", clock)
@@ -159,7 +176,7 @@ class ResiliencePipeline(Generic[E_co]):
         finder = RuntimeFinder(clock)
         set_once("_find_runtime", finder.find)
         set_once("_find_threads", finder.find_threads)
-        set_once("_now", monotonic if clock is None else clock.now)
+        set_once("_now", now)
 
     def __setattr__(self, name: str, value: object) -> None:
         """Refuse: pipelines are immutable."""
@@ -203,6 +220,8 @@ class ResiliencePipeline(Generic[E_co]):
             context.begin(self.name, self._find_runtime, fn, args)
         token = enter(context)
         head = self._head  # called as a method it would cost an eighth of a bare call more
+        if switches.on:
+            head = self._switched_head()
         try:
             return await head(context)  # type: ignore[no-any-return]
         finally:
@@ -212,6 +231,10 @@ class ResiliencePipeline(Generic[E_co]):
                 reset(token)
             except ValueError:
                 pass
+
+    def _switched_head(self) -> Handler:
+        """Give what calls go through while something is switched on for all pipelines."""
+        return invoke if switches.disabled else self._watched
 
     async def settle(
         self,
@@ -262,16 +285,19 @@ class ResiliencePipeline(Generic[E_co]):
     async def _settle(self, context: ResilienceContext, started: float) -> Outcome[Any, E_co]:
         history = context._history = History()
         outcome: Success[Any] | Rejected[Any] | Failure | None = None
+        head = self._switched_head() if switches.on else self._head
         token = enter(context)
         try:
             try:
-                outcome = Success(await self._head(context))
+                outcome = Success(await head(context))
             except Exception as error:  # noqa: BLE001 - settle never raises one
                 outcome = context.outcome_of_error(error)
             finally:
                 context.end()
                 leave(token)
-            if not history.count and not any(map(_makes_attempts, self.strategies)):
+            if not history.count and (
+                head is invoke or not any(map(_makes_attempts, self.strategies))
+            ):
                 history.add(Attempt(number=0, outcome=outcome, duration=self._now() - started))
             return with_attempts(outcome, tuple(history.latest), history.count)
         finally:
@@ -336,15 +362,24 @@ class ResiliencePipeline(Generic[E_co]):
     ) -> ResilienceStream[Any]:
         if context is not None:
             _check_context(context)
-        close_timeout, head, owned = self._close_timeout, self._head, self._runs_in_tasks
 
         def start() -> StreamStart:
-            mine = begun()
-            line = Line(options, mine)
-            mine._stream = execution = StreamExecution(close_timeout, owned, line)
-            return StreamStart(mine, execution, line, head)
+            return self._start(begun(), options)
 
         return ResilienceStream(start)
+
+    def _start(self, context: ResilienceContext, options: StreamOptions) -> StreamStart:
+        """Begin a stream, at its first pull."""
+        head, owned, outlet = self._inside, self._runs_in_tasks, self._outlet
+        watched = bool(outlet.listeners)
+        if switches.on:
+            watched = True
+            if switches.disabled:
+                head, owned, options, watched = invoke, False, NO_OPTIONS, False
+        line = Line(options, context, outlet)
+        execution = StreamExecution(self._close_timeout, owned, line)
+        context._stream = execution
+        return StreamStart(context, execution, line, head, outlet.watched if watched else None)
 
     # ---- in threads
 
@@ -370,9 +405,10 @@ class ResiliencePipeline(Generic[E_co]):
         if not callable(fn):
             check_callable(fn, "execute_sync")
         context = self._begun(context, operation_key, idempotent, fn, args, sync=True)
+        head = self._switched_head() if switches.on else self._head
         token = enter(context)
         try:
-            return run_here(self._head(context), self._clock)  # type: ignore[no-any-return]
+            return run_here(head(context), self._clock)  # type: ignore[no-any-return]
         finally:
             context.end()
             leave(token)

@@ -202,7 +202,6 @@ def test_a_misspelt_option_is_a_type_error_that_suggests_the_right_one(
         (B().add_circuit_breaker, "key"),
         (partial(B().add_concurrency_limiter, 1), "key"),
         (partial(B().add_rate_limiter, TokenBucket(1, 1)), "key"),
-        (B, "listeners"),
     ],
 )
 def test_options_that_come_later_are_refused(make: Callable[..., object], option: str) -> None:

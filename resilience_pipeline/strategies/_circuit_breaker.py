@@ -41,6 +41,7 @@ from .._options import (
 )
 from .._outcome import Failure, Rejected, Success
 from .._predicates import DEFAULT, Predicate, is_refusal, to_predicate
+from ..telemetry import Severity, StrategyEvent, TelemetryEvent
 from ._base import (
     Handler,
     Site,
@@ -82,7 +83,7 @@ class BreakDurationEvent(Event):
     half_open_attempts: int
 
 
-class CircuitOpenedEvent(Event):
+class CircuitOpenedEvent(TelemetryEvent):
     """What `on_opened` is given.
 
     Attributes:
@@ -92,13 +93,17 @@ class CircuitOpenedEvent(Event):
         manual: Whether it was done by hand.
     """
 
+    name = "OnCircuitOpened"
+
+    severity: Severity = Severity.ERROR
     context: ResilienceContext | None
     outcome: Success[Any] | Rejected[Any] | Failure | None
+    duration: None = None
     break_duration: float
     manual: bool
 
 
-class CircuitClosedEvent(Event):
+class CircuitClosedEvent(TelemetryEvent):
     """What `on_closed` is given.
 
     Attributes:
@@ -107,18 +112,24 @@ class CircuitClosedEvent(Event):
         manual: Whether it was done by hand.
     """
 
+    name = "OnCircuitClosed"
+
     context: ResilienceContext | None
     outcome: Success[Any] | Rejected[Any] | Failure | None
+    duration: None = None
     manual: bool
 
 
-class CircuitHalfOpenedEvent(Event):
+class CircuitHalfOpenedEvent(StrategyEvent):
     """What `on_half_opened` is given.
 
     Attributes:
         context: The context of the trial call.
     """
 
+    name = "OnCircuitHalfOpened"
+
+    severity: Severity = Severity.WARNING
     context: ResilienceContext
 
 
@@ -434,8 +445,11 @@ class _BoundCircuitBreaker:
         if not was_open or isinstance(ticket, int):
             return ticket
         try:
-            event = CircuitHalfOpenedEvent(context=context)
-            await self._announce(step, self._options.on_half_opened, event, "on_half_opened")
+            hook = self._options.on_half_opened
+            event = None
+            if hook is not None or self._site.wants(CircuitHalfOpenedEvent):
+                event = CircuitHalfOpenedEvent(context=context)
+            await self._announce(step, hook, event, "on_half_opened")
         except BaseException:
             with self._lock:
                 self._state.release(ticket)
@@ -480,9 +494,11 @@ class _BoundCircuitBreaker:
         if opening is not None:
             await self._opened(context, opening, error, result)
         elif closed:
-            outcome = outcome_of(context, error, result)
-            event = CircuitClosedEvent(context=context, outcome=outcome, manual=False)
-            await self._announce(step, self._options.on_closed, event, "on_closed")
+            hook, event = self._options.on_closed, None
+            if hook is not None or self._site.wants(CircuitClosedEvent):
+                outcome = outcome_of(context, error, result)
+                event = CircuitClosedEvent(context=context, outcome=outcome, manual=False)
+            await self._announce(step, hook, event, "on_closed")
 
     async def _opened(
         self, context: ResilienceContext, opening: Opening, error: Exception | None, result: Any
@@ -493,13 +509,15 @@ class _BoundCircuitBreaker:
         except BaseException:
             self._announced(opening.number)
             raise
-        event = CircuitOpenedEvent(
-            context=context,
-            outcome=outcome_of(context, error, result),
-            break_duration=duration,
-            manual=False,
-        )
-        await self._announce(opening.number, self._options.on_opened, event, "on_opened")
+        hook, event = self._options.on_opened, None
+        if hook is not None or self._site.wants(CircuitOpenedEvent):
+            event = CircuitOpenedEvent(
+                context=context,
+                outcome=outcome_of(context, error, result),
+                break_duration=duration,
+                manual=False,
+            )
+        await self._announce(opening.number, hook, event, "on_opened")
 
     async def _compute_break(self, context: ResilienceContext, opening: Opening) -> float:
         generator = self._options.break_duration_generator
@@ -523,13 +541,23 @@ class _BoundCircuitBreaker:
     # ---- announcing ---------------------------------------------------------------------------
 
     async def _announce(
-        self, step: int, hook: Callable[[Any], object] | None, event: object, name: str
+        self,
+        step: int,
+        hook: Callable[[Any], object] | None,
+        event: TelemetryEvent | None,
+        name: str,
     ) -> None:
-        """Call the hook of a step; once it was called the next step may follow, and it is awaited."""
-        await run_hook(partial(self._called, step, hook), event, name)
+        """Tell of a step; once the hook was called the next step may follow, and it is awaited."""
+        if event is None:
+            self._announced(step)
+        else:
+            await run_hook(partial(self._called, step, hook), event, name)
 
-    def _called(self, step: int, hook: Callable[[Any], object] | None, event: object) -> object:
+    def _called(
+        self, step: int, hook: Callable[[Any], object] | None, event: TelemetryEvent
+    ) -> object:
         try:
+            self._site.report(event)
             return None if hook is None else hook(event)
         finally:
             self._announced(step)
@@ -562,10 +590,12 @@ class _BoundCircuitBreaker:
             changed = self._state.isolate()
             step = self._state.unannounced
         if changed:
-            event = CircuitOpenedEvent(
-                context=None, outcome=None, break_duration=math.inf, manual=True
-            )
-            self._tell(step, self._options.on_opened, event)
+            hook, event = self._options.on_opened, None
+            if hook is not None or self._site.wants(CircuitOpenedEvent):
+                event = CircuitOpenedEvent(
+                    context=None, outcome=None, break_duration=math.inf, manual=True
+                )
+            self._tell(step, hook, event)
 
     def close(self) -> None:
         with self._lock:
@@ -573,13 +603,20 @@ class _BoundCircuitBreaker:
             changed = self._state.close()
             step = self._state.unannounced
         if changed:
-            event = CircuitClosedEvent(context=None, outcome=None, manual=True)
-            self._tell(step, self._options.on_closed, event)
+            hook, event = self._options.on_closed, None
+            if hook is not None or self._site.wants(CircuitClosedEvent):
+                event = CircuitClosedEvent(context=None, outcome=None, manual=True)
+            self._tell(step, hook, event)
 
-    def _tell(self, step: int, hook: Callable[[Any], object] | None, event: object) -> None:
+    def _tell(
+        self, step: int, hook: Callable[[Any], object] | None, event: TelemetryEvent | None
+    ) -> None:
         """Run a plain hook now; leave a coroutine hook to the next call, which can await it."""
-        if hook is not None and inspect.iscoroutinefunction(hook):
+        if event is None:
             self._announced(step)
+            return
+        if hook is not None and inspect.iscoroutinefunction(hook):
+            self._called(step, None, event)
             self._pending.append(lambda: hook(event))
             return
         answer = self._called(step, hook, event)

@@ -6,6 +6,7 @@ number of calls can go through one retry at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -33,11 +34,14 @@ from .._options import (
 )
 from .._outcome import Attempt, Failure, Rejected, Success
 from .._predicates import DEFAULT, Predicate, demanded_wait, says_nothing, to_predicate
+from .._switches import switches
+from ..telemetry import AttemptCompleted, Severity, TelemetryEvent
 from ._backoff import Backoff, BackoffType
 from ._base import (
     Handler,
     Site,
     Strategy,
+    announce,
     call_user,
     chain,
     handles_error,
@@ -45,7 +49,6 @@ from ._base import (
     origin,
     outcome_of,
     refuse_one_shot_arguments,
-    run_hook,
 )
 
 
@@ -63,7 +66,7 @@ class RetryDelayEvent(Event):
     attempt: int
 
 
-class RetryEvent(Event):
+class RetryEvent(TelemetryEvent):
     """What a retry's `on_retry` is given.
 
     Attributes:
@@ -71,9 +74,12 @@ class RetryEvent(Event):
         outcome: What the attempt that failed came to.
         attempt: Number of that attempt, from 0.
         delay: Seconds that will be waited before the next one.
-        duration: Seconds that the attempt ran.
+        duration: Seconds that the attempt ran; not a number if nobody listened when it began.
     """
 
+    name = "OnRetry"
+
+    severity: Severity = Severity.WARNING
     context: ResilienceContext
     outcome: Success[Any] | Rejected[Any] | Failure
     attempt: int
@@ -186,7 +192,9 @@ class _BoundRetry:
         self._next = next
         self._site = site
         # Reading the clock costs half a call, so it is read only for those who ask.
-        self._timed = options.on_retry is not None or options.max_elapsed is not None
+        self._timed = (
+            options.on_retry is not None or options.max_elapsed is not None or bool(site.listeners)
+        )
         # Nobody to be asked or told: what most calls of most pipelines find.
         self._plain = not (
             self._timed or options.delay_generator or options.should_handle.sees_results
@@ -202,7 +210,7 @@ class _BoundRetry:
         return stream.resumable(result, _Resumption(self, run, context))
 
     async def handle(self, context: ResilienceContext) -> Any:
-        if not self._plain or context._history is not None:
+        if not self._plain or switches.on or context._history is not None:
             return await self.attempts(context, _Run(self, context))
         # A plain run that succeeds at once needs no notes, and making them would double its cost.
         invocations = context._invocations
@@ -214,6 +222,7 @@ class _BoundRetry:
             error = caught
         run = _Run(self, context)
         run.invocations = invocations
+        run.began = math.nan  # nobody wanted to know
         run.first_raise = error.__traceback__
         try:
             return await self.attempts(context, run, error)
@@ -237,6 +246,9 @@ class _BoundRetry:
                     except Exception as caught:  # noqa: BLE001 - judged, then raised again
                         _keep_last_raise(caught, run.first_raise)
                         error, result = caught, None
+                    except BaseException:
+                        run.tell_of_cancelled()
+                        raise
                     else:
                         if run.is_plain:
                             return result
@@ -265,7 +277,8 @@ class _Run:
     """One execution's way through a retry; where nobody watches, made after its first failure.
 
     Attributes:
-        is_plain: Whether nobody has to be asked or told, a history included.
+        is_plain: Whether nobody has to be asked or told of the attempt, a history included.
+        began: When the attempt began, for those who ask.
         delay: Seconds to wait before the next attempt.
         delivered: Of a stream that is being resumed, how many chunks the consumer has got;
             `last_chunk` is the last of them.
@@ -276,13 +289,15 @@ class _Run:
     __slots__ = (
         "_attempt",
         "_backoff",
-        "_began",
         "_context",
+        "_is_watched",
+        "_may_be_plain",
         "_options",
         "_recorded",
         "_site",
         "_started",
         "_timed",
+        "began",
         "delay",
         "delivered",
         "first_raise",
@@ -297,7 +312,9 @@ class _Run:
         self._context = context
         self._backoff: Backoff | None = None
         self._attempt = 0
-        self.is_plain = retry._plain and context._history is None
+        self._may_be_plain = retry._plain and context._history is None
+        self._is_watched = False
+        self.is_plain = self._may_be_plain
         self.delay = 0.0
         self.invocations = 0
         self.delivered = 0
@@ -305,7 +322,9 @@ class _Run:
         self.last_chunk: Any = None
         # Readings of the clock and the history, for those who ask.
         self._timed = retry._timed or context._history is not None
-        self._started = self._began = self._site.now() if self._timed else 0.0
+        if switches.on or retry._site.listeners:
+            self._watch(True)
+        self._started = self.began = self._site.now() if self._timed else 0.0
         self._recorded = 0
 
     def begin_attempt(self) -> None:
@@ -313,10 +332,19 @@ class _Run:
         context = self._context
         context.attempt = self._attempt
         self.invocations = context._invocations
-        if self._timed and self._attempt:
-            self._began = self._site.now()
+        if self._attempt:
+            if switches.on is not self._is_watched:
+                self._watch(self._site.is_watched)
+            if self._timed:
+                self.began = self._site.now()
         if context._history is not None:
             self._recorded = context._history.count
+
+    def _watch(self, watched: bool) -> None:
+        """Take note of whether anybody wants to know of the next attempt."""
+        self._is_watched = watched
+        self.is_plain = self._may_be_plain and not watched
+        self._timed = self._timed or watched
 
     def move_to(self, context: ResilienceContext) -> None:
         """Go on in another context of the same execution."""
@@ -375,6 +403,9 @@ class _Run:
                 return False
             delay = demanded
         self._refuse_one_shot_arguments(error)
+        # Who began to listen a moment ago, or the log; as `Site.wants`, for two thirds of the cost.
+        if switches.on or switches.is_logged(RetryEvent, RetryEvent.severity):
+            self._site.report(self._event(error, None, delay, math.nan))
         self.delay = delay
         self._attempt += 1
         return True
@@ -399,31 +430,71 @@ class _Run:
     async def _decide(self, error: Exception | None, result: Any) -> float | None:
         """Give the seconds to wait before the next attempt; `None` if there is none."""
         options, context = self._options, self._context
-        duration = self._site.now() - self._began if self._timed else 0.0
+        duration = self._site.now() - self.began if self._timed else 0.0
         self._record(error, result, duration)
         if error is None:
             handled = await handles_result(options.should_handle, context, result, self._attempt)
         else:
             handled = await handles_error(options.should_handle, context, error, self._attempt)
-        if not handled or not self._may_repeat():
+        is_repeated = handled and self._may_repeat()
+        if self._is_watched:
+            self._tell_of_attempt(error, result, duration, handled, not is_repeated)
+        if not is_repeated:
             return None
         delay = await self._next_delay(error, result)
         if delay is None or self._too_late(delay):
             return None
         self._refuse_one_shot_arguments(error)
-        if options.on_retry is not None:
-            event = RetryEvent(
-                context=context,
-                outcome=outcome_of(context, error, result),
-                attempt=self._attempt,
-                delay=delay,
-                duration=duration,
-            )
-            await run_hook(options.on_retry, event, "on_retry", error)
+        if options.on_retry is not None or self._site.wants(RetryEvent):
+            event = self._event(error, result, delay, duration if self._timed else math.nan)
+            await announce(self._site, event, options.on_retry, "on_retry", error)
             # The hook may have taken its time.
             if self._too_late(delay):
                 return None
         return delay
+
+    def _event(
+        self, error: Exception | None, result: Any, delay: float, duration: float
+    ) -> RetryEvent:
+        return RetryEvent(
+            context=self._context,
+            outcome=outcome_of(self._context, error, result),
+            attempt=self._attempt,
+            delay=delay,
+            duration=duration,
+        )
+
+    def _tell_of_attempt(
+        self, error: Exception | None, result: Any, duration: float, handled: bool, is_last: bool
+    ) -> None:
+        """Tell listeners of an attempt that has come to an outcome."""
+        site, context = self._site, self._context
+        if not site.wants(AttemptCompleted):
+            return
+        severity = Severity.ERROR if is_last else Severity.WARNING
+        site.report(
+            AttemptCompleted(
+                severity=severity if handled else Severity.INFO,
+                context=context,
+                outcome=outcome_of(context, error, result),
+                attempt=self._attempt,
+                duration=duration,
+                handled=handled,
+            )
+        )
+
+    def tell_of_cancelled(self) -> None:
+        """Tell listeners of an attempt that was cancelled or interrupted."""
+        if self._is_watched and self._site.wants(AttemptCompleted):
+            self._site.report(
+                AttemptCompleted(
+                    context=self._context,
+                    outcome=None,
+                    attempt=self._attempt,
+                    duration=self._site.now() - self.began,
+                    handled=False,
+                )
+            )
 
     def _record(self, error: Exception | None, result: Any, duration: float) -> None:
         """Note the try in the history, unless a retry further in has noted its own."""
