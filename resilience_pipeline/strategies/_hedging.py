@@ -36,7 +36,7 @@ from .._options import (
     to_name,
     to_signed_seconds,
 )
-from .._outcome import Attempt
+from .._outcome import Attempt, Failure, Rejected, Success
 from .._predicates import DEFAULT, Predicate, to_predicate
 from ..telemetry import AttemptCompleted, Severity, StrategyEvent
 from ._base import (
@@ -272,7 +272,7 @@ class _Run:
                 handled = await handles_error(predicate, context, entrant.error, number)
             entrant.handled = handled
             if self._site.is_watched:
-                self._tell_of(entrant)
+                self._tell_of(entrant, outcome_of(context, entrant.error, entrant.result))
             if not handled:
                 return entrant
             self._due += 1
@@ -442,9 +442,7 @@ class _Run:
         context = self._context
         try:
             if self._site.is_watched:
-                for entrant in self._race.entrants:
-                    if not entrant.judged:  # a loser, or all of them when the caller has gone
-                        self._tell_of(entrant)
+                self._tell_of_cancelled()
         finally:
             self._add_up(context)
 
@@ -455,18 +453,26 @@ class _Run:
             entrant.context.end()
             entrant.result = entrant.error = entrant.outcome = None
 
-    def _tell_of(self, entrant: Entrant) -> None:
+    def _tell_of_cancelled(self) -> None:
+        """Tell listeners of the losers; of all attempts, when the caller has gone."""
+        for entrant in self._race.entrants:
+            if entrant.was_told:
+                continue
+            # Not of one whose predicate has raised, of which nobody knows how to take it.
+            if not entrant.judged or not isinstance(entrant.error, Exception | None):
+                self._tell_of(entrant, None)
+
+    def _tell_of(
+        self, entrant: Entrant, outcome: Success[Any] | Rejected[Any] | Failure | None
+    ) -> None:
         """Tell listeners of an attempt that has ended."""
+        entrant.was_told = True
         if not self._site.wants(AttemptCompleted):
             return
-        context, error = entrant.context, entrant.error
-        outcome = None
-        if entrant.judged and isinstance(error, Exception | None):
-            outcome = outcome_of(context, error, entrant.result)
         self._site.report(
             AttemptCompleted(
                 severity=Severity.WARNING if entrant.handled else Severity.INFO,
-                context=context,
+                context=entrant.context,
                 outcome=outcome,
                 attempt=entrant.number,
                 duration=entrant.ended - entrant.began,

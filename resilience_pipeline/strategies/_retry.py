@@ -222,7 +222,6 @@ class _BoundRetry:
             error = caught
         run = _Run(self, context)
         run.invocations = invocations
-        run.began = math.nan  # nobody wanted to know
         run.first_raise = error.__traceback__
         try:
             return await self.attempts(context, run, error)
@@ -322,8 +321,6 @@ class _Run:
         self.last_chunk: Any = None
         # Readings of the clock and the history, for those who ask.
         self._timed = retry._timed or context._history is not None
-        if switches.on or retry._site.listeners:
-            self._watch(True)
         self._started = self.began = self._site.now() if self._timed else 0.0
         self._recorded = 0
 
@@ -332,11 +329,11 @@ class _Run:
         context = self._context
         context.attempt = self._attempt
         self.invocations = context._invocations
-        if self._attempt:
-            if switches.on is not self._is_watched:
-                self._watch(self._site.is_watched)
-            if self._timed:
-                self.began = self._site.now()
+        watched = switches.on or bool(self._site.listeners)
+        if watched is not self._is_watched:
+            self._watch(watched)
+        if self._timed and (self._attempt or watched):
+            self.began = self._site.now()
         if context._history is not None:
             self._recorded = context._history.count
 
