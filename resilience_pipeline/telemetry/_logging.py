@@ -67,7 +67,7 @@ class Log:
 
     def write(self, event: TelemetryEvent) -> None:
         """Log an event."""
-        self._logger.log(event.severity, "%s", _told(event), extra=_extra(event))
+        self._logger.log(int(event.severity), "%s", _told(event), extra=_extra(event))
 
     def complain(self, message: str, error: Exception) -> None:
         """Log something that is wrong with the program."""
