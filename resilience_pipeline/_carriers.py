@@ -343,6 +343,9 @@ class OwnedSource(Carrier):
         except BaseException as error:
             if not self._over and not self._closing:  # not the source failed, but who read it
                 await close_after(self, error)
+            elif isinstance(self._close_error, Exception):  # and nobody will close it any more
+                self.on_close_error(self._close_error)
+                self._close_error = None
             raise
         self._started = True
         return held
@@ -436,6 +439,7 @@ class OwnedSource(Carrier):
                     await self._runtime.shielded(self._join, self._close_timeout)
             if not isinstance(error, TimeoutError):
                 raise
+            self.on_close_error(error)
 
     def interrupt(self) -> bool | None:
         if self._leaving:
