@@ -6,7 +6,7 @@ millisecond, and there are so many that it would be a quarter of the time of an 
 
 from __future__ import annotations
 
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, get_annotations
 from typing import Any, ClassVar, Never
 
 from attrs.exceptions import FrozenInstanceError
@@ -30,7 +30,7 @@ class Event:
                 default=vars(cls).get(name, Parameter.empty),
                 annotation=annotation,
             )
-            for name, annotation in vars(cls).get("__annotations__", {}).items()
+            for name, annotation in get_annotations(cls).items()
             if "ClassVar" not in str(annotation)
         }
         for name, parameter in cls._known.items():

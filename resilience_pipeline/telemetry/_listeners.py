@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakValueDictionary
 
 from .._errors import MisuseError
+from .._locks import Lock
 from .._switches import switches
 from ._events import Severity, TelemetryEvent
 
@@ -106,16 +107,18 @@ def _log() -> Log:
 #: Those that were complained of, by identity: they need not be hashable.
 _complained: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _complained_for_good: dict[int, Any] = {}
+_lock = Lock()
 
 
 def _complain(listener: Listener, error: Exception) -> None:
     """Log what a listener has raised, the first time it does."""
-    if id(listener) in _complained or id(listener) in _complained_for_good:
-        return
-    try:
-        _complained[id(listener)] = listener
-    except TypeError:  # can't be referenced weakly; or another one might get its identity
-        _complained_for_good[id(listener)] = listener
+    with _lock:
+        if id(listener) in _complained or id(listener) in _complained_for_good:
+            return
+        try:
+            _complained[id(listener)] = listener
+        except TypeError:  # can't be referenced weakly, and nothing else may get its identity
+            _complained_for_good[id(listener)] = listener
     with suppress(Exception):  # what can't even be logged can't be helped
         _log().complain(
             f"the listener {listener!r} raised {error!r}; it stays, and this is said once", error

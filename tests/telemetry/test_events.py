@@ -169,10 +169,16 @@ async def test_what_a_listener_sets_is_seen_inside() -> None:
     async def look() -> None:
         seen.append(span.get())
 
+    async def chunks() -> AsyncIterator[int]:
+        yield 1
+        await look()
+        yield 2
+
     pipeline = B(listeners=[trace]).add_retry().add_timeout(1000).build()
     await pipeline.execute(look)
     await B(listeners=[trace]).add_hedging(delay=1000).build().execute(look)
-    assert (seen, tokens, span.get()) == (["inside", "inside"], {}, "outside")
+    assert await read(pipeline.execute_stream(chunks)) == [1, 2]
+    assert (seen, tokens, span.get()) == (["inside"] * 3, {}, "outside")
 
 
 # ---- retry --------------------------------------------------------------------------------------
