@@ -27,7 +27,7 @@ from .._options import shown
 from .._outcome import Failure, Rejected, Success
 from .._predicates import OutcomeEvent, Predicate, settled
 from .._switches import switches
-from ..telemetry import CloseErrorEvent, Listener, TelemetryEvent
+from ..telemetry import AttemptCompleted, CloseErrorEvent, Listener, Severity, TelemetryEvent
 from ..telemetry._listeners import deliver
 
 E_co = DefaultTypeVar("E_co", bound=Exception, covariant=True, default=Exception)
@@ -268,6 +268,28 @@ async def announce(
     """Tell of an event: the listeners, then the hook; see `run_hook`."""
     site.report(event)
     await run_hook(hook, event, name, failure)
+
+
+def tell_of_attempt(
+    site: Site,
+    context: ResilienceContext,
+    outcome: Success[Any] | Rejected[Any] | Failure | None,
+    *,
+    number: int,
+    duration: float,
+    severity: Severity = Severity.INFO,
+) -> None:
+    """Tell listeners of an attempt that has ended; one that is worse than `INFO` was handled."""
+    if site.wants(AttemptCompleted):
+        event = AttemptCompleted(
+            severity=severity,
+            context=context,
+            outcome=outcome,
+            attempt=number,
+            duration=duration,
+            handled=severity > Severity.INFO,
+        )
+        site.report(event)
 
 
 def chain(error: BaseException, failure: BaseException | None) -> None:

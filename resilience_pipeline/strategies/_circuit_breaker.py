@@ -94,7 +94,6 @@ class CircuitOpenedEvent(TelemetryEvent):
     """
 
     name = "OnCircuitOpened"
-
     severity: Severity = Severity.ERROR
     context: ResilienceContext | None
     outcome: Success[Any] | Rejected[Any] | Failure | None
@@ -113,7 +112,6 @@ class CircuitClosedEvent(TelemetryEvent):
     """
 
     name = "OnCircuitClosed"
-
     context: ResilienceContext | None
     outcome: Success[Any] | Rejected[Any] | Failure | None
     duration: None = None
@@ -128,7 +126,6 @@ class CircuitHalfOpenedEvent(StrategyEvent):
     """
 
     name = "OnCircuitHalfOpened"
-
     severity: Severity = Severity.WARNING
     context: ResilienceContext
 
@@ -445,11 +442,7 @@ class _BoundCircuitBreaker:
         if not was_open or isinstance(ticket, int):
             return ticket
         try:
-            hook = self._options.on_half_opened
-            event = None
-            if hook is not None or self._site.wants(CircuitHalfOpenedEvent):
-                event = CircuitHalfOpenedEvent(context=context)
-            await self._announce(step, hook, event, "on_half_opened")
+            await self._announce(step, "on_half_opened", CircuitHalfOpenedEvent, context=context)
         except BaseException:
             with self._lock:
                 self._state.release(ticket)
@@ -494,11 +487,8 @@ class _BoundCircuitBreaker:
         if opening is not None:
             await self._opened(context, opening, error, result)
         elif closed:
-            hook, event = self._options.on_closed, None
-            if hook is not None or self._site.wants(CircuitClosedEvent):
-                outcome = outcome_of(context, error, result)
-                event = CircuitClosedEvent(context=context, outcome=outcome, manual=False)
-            await self._announce(step, hook, event, "on_closed")
+            facts = {"context": context, "outcome": outcome_of(context, error, result)}
+            await self._announce(step, "on_closed", CircuitClosedEvent, manual=False, **facts)
 
     async def _opened(
         self, context: ResilienceContext, opening: Opening, error: Exception | None, result: Any
@@ -509,15 +499,9 @@ class _BoundCircuitBreaker:
         except BaseException:
             self._announced(opening.number)
             raise
-        hook, event = self._options.on_opened, None
-        if hook is not None or self._site.wants(CircuitOpenedEvent):
-            event = CircuitOpenedEvent(
-                context=context,
-                outcome=outcome_of(context, error, result),
-                break_duration=duration,
-                manual=False,
-            )
-        await self._announce(opening.number, hook, event, "on_opened")
+        facts: dict[str, Any] = {"context": context, "break_duration": duration, "manual": False}
+        facts["outcome"] = outcome_of(context, error, result)
+        await self._announce(opening.number, "on_opened", CircuitOpenedEvent, **facts)
 
     async def _compute_break(self, context: ResilienceContext, opening: Opening) -> float:
         generator = self._options.break_duration_generator
@@ -540,23 +524,16 @@ class _BoundCircuitBreaker:
 
     # ---- announcing ---------------------------------------------------------------------------
 
-    async def _announce(
-        self,
-        step: int,
-        hook: Callable[[Any], object] | None,
-        event: TelemetryEvent | None,
-        name: str,
-    ) -> None:
+    async def _announce(self, step: int, name: str, kind: type[Any], **facts: Any) -> None:
         """Tell of a step; once the hook was called the next step may follow, and it is awaited."""
-        if event is None:
-            self._announced(step)
-        else:
-            await run_hook(partial(self._called, step, hook), event, name)
+        hook = getattr(self._options, name)
+        await run_hook(partial(self._called, step, hook, kind), facts, name)
 
-    def _called(
-        self, step: int, hook: Callable[[Any], object] | None, event: TelemetryEvent
-    ) -> object:
+    def _called(self, step: int, hook: Any, kind: type[TelemetryEvent], facts: Any) -> object:
         try:
+            if hook is None and not self._site.wants(kind):
+                return None
+            event = kind(**facts)
             self._site.report(event)
             return None if hook is None else hook(event)
         finally:
@@ -590,12 +567,7 @@ class _BoundCircuitBreaker:
             changed = self._state.isolate()
             step = self._state.unannounced
         if changed:
-            hook, event = self._options.on_opened, None
-            if hook is not None or self._site.wants(CircuitOpenedEvent):
-                event = CircuitOpenedEvent(
-                    context=None, outcome=None, break_duration=math.inf, manual=True
-                )
-            self._tell(step, hook, event)
+            self._tell(step, "on_opened", CircuitOpenedEvent, break_duration=math.inf)
 
     def close(self) -> None:
         with self._lock:
@@ -603,23 +575,17 @@ class _BoundCircuitBreaker:
             changed = self._state.close()
             step = self._state.unannounced
         if changed:
-            hook, event = self._options.on_closed, None
-            if hook is not None or self._site.wants(CircuitClosedEvent):
-                event = CircuitClosedEvent(context=None, outcome=None, manual=True)
-            self._tell(step, hook, event)
+            self._tell(step, "on_closed", CircuitClosedEvent)
 
-    def _tell(
-        self, step: int, hook: Callable[[Any], object] | None, event: TelemetryEvent | None
-    ) -> None:
-        """Run a plain hook now; leave a coroutine hook to the next call, which can await it."""
-        if event is None:
-            self._announced(step)
-            return
+    def _tell(self, step: int, name: str, kind: type[TelemetryEvent], **facts: Any) -> None:
+        """Tell of a step by hand: run a plain hook now; leave a coroutine hook to the next call."""
+        hook: Any = getattr(self._options, name)
+        facts |= {"context": None, "outcome": None, "manual": True}
         if hook is not None and inspect.iscoroutinefunction(hook):
-            self._called(step, None, event)
-            self._pending.append(lambda: hook(event))
+            # Listeners know at once, and the call that can await the hook gives it the same event.
+            self._called(step, lambda event: self._pending.append(lambda: hook(event)), kind, facts)
             return
-        answer = self._called(step, hook, event)
+        answer = self._called(step, hook, kind, facts)
         if inspect.isawaitable(answer):
             self._pending.append(lambda: answer)
 

@@ -42,7 +42,6 @@ class ConcurrencyLimiterRejectedEvent(StrategyEvent):
 
     #: Of both limiters, which are one in Polly.
     name = "OnRateLimiterRejected"
-
     severity: Severity = Severity.ERROR
     context: ResilienceContext
 

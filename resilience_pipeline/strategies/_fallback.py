@@ -34,7 +34,6 @@ class FallbackEvent(TelemetryEvent):
     """
 
     name = "OnFallback"
-
     severity: Severity = Severity.WARNING
     context: ResilienceContext
     outcome: Success[Any] | Rejected[Any] | Failure

@@ -38,7 +38,7 @@ from .._options import (
 )
 from .._outcome import Attempt, Failure, Rejected, Success
 from .._predicates import DEFAULT, Predicate, to_predicate
-from ..telemetry import AttemptCompleted, Severity, StrategyEvent
+from ..telemetry import Severity, StrategyEvent
 from ._base import (
     Handler,
     Site,
@@ -50,6 +50,7 @@ from ._base import (
     handles_result,
     outcome_of,
     refuse_one_shot_arguments,
+    tell_of_attempt,
 )
 from ._percentile_delay import LatencyWindow, PercentileDelay
 from ._race import Entrant, Race
@@ -94,7 +95,6 @@ class HedgingEvent(StrategyEvent):
     """
 
     name = "OnHedging"
-
     severity: Severity = Severity.WARNING
     context: ResilienceContext
     attempt_context: ResilienceContext
@@ -467,17 +467,13 @@ class _Run:
     ) -> None:
         """Tell listeners of an attempt that has ended."""
         entrant.was_told = True
-        if not self._site.wants(AttemptCompleted):
-            return
-        self._site.report(
-            AttemptCompleted(
-                severity=Severity.WARNING if entrant.handled else Severity.INFO,
-                context=entrant.context,
-                outcome=outcome,
-                attempt=entrant.number,
-                duration=entrant.ended - entrant.began,
-                handled=entrant.handled,
-            )
+        tell_of_attempt(
+            self._site,
+            entrant.context,
+            outcome,
+            number=entrant.number,
+            duration=entrant.ended - entrant.began,
+            severity=Severity.WARNING if entrant.handled else Severity.INFO,
         )
 
     def _record(self, entrant: Entrant) -> None:

@@ -190,7 +190,6 @@ class RateLimiterRejectedEvent(StrategyEvent):
     """
 
     name = "OnRateLimiterRejected"
-
     severity: Severity = Severity.ERROR
     context: ResilienceContext
     retry_after: float | None

@@ -35,7 +35,7 @@ from .._options import (
 from .._outcome import Attempt, Failure, Rejected, Success
 from .._predicates import DEFAULT, Predicate, demanded_wait, says_nothing, to_predicate
 from .._switches import switches
-from ..telemetry import AttemptCompleted, Severity, TelemetryEvent
+from ..telemetry import Severity, TelemetryEvent
 from ._backoff import Backoff, BackoffType
 from ._base import (
     Handler,
@@ -49,6 +49,7 @@ from ._base import (
     origin,
     outcome_of,
     refuse_one_shot_arguments,
+    tell_of_attempt,
 )
 
 
@@ -78,7 +79,6 @@ class RetryEvent(TelemetryEvent):
     """
 
     name = "OnRetry"
-
     severity: Severity = Severity.WARNING
     context: ResilienceContext
     outcome: Success[Any] | Rejected[Any] | Failure
@@ -435,7 +435,15 @@ class _Run:
             handled = await handles_error(options.should_handle, context, error, self._attempt)
         is_repeated = handled and self._may_repeat()
         if self._is_watched:
-            self._tell_of_attempt(error, result, duration, handled, not is_repeated)
+            bad = Severity.WARNING if is_repeated else Severity.ERROR
+            tell_of_attempt(
+                self._site,
+                context,
+                outcome_of(context, error, result),
+                number=self._attempt,
+                duration=duration,
+                severity=bad if handled else Severity.INFO,
+            )
         if not is_repeated:
             return None
         delay = await self._next_delay(error, result)
@@ -461,37 +469,11 @@ class _Run:
             duration=duration,
         )
 
-    def _tell_of_attempt(
-        self, error: Exception | None, result: Any, duration: float, handled: bool, is_last: bool
-    ) -> None:
-        """Tell listeners of an attempt that has come to an outcome."""
-        site, context = self._site, self._context
-        if not site.wants(AttemptCompleted):
-            return
-        severity = Severity.ERROR if is_last else Severity.WARNING
-        site.report(
-            AttemptCompleted(
-                severity=severity if handled else Severity.INFO,
-                context=context,
-                outcome=outcome_of(context, error, result),
-                attempt=self._attempt,
-                duration=duration,
-                handled=handled,
-            )
-        )
-
     def tell_of_cancelled(self) -> None:
         """Tell listeners of an attempt that was cancelled or interrupted."""
-        if self._is_watched and self._site.wants(AttemptCompleted):
-            self._site.report(
-                AttemptCompleted(
-                    context=self._context,
-                    outcome=None,
-                    attempt=self._attempt,
-                    duration=self._site.now() - self.began,
-                    handled=False,
-                )
-            )
+        if self._is_watched:
+            ran = self._site.now() - self.began
+            tell_of_attempt(self._site, self._context, None, number=self._attempt, duration=ran)
 
     def _record(self, error: Exception | None, result: Any, duration: float) -> None:
         """Note the try in the history, unless a retry further in has noted its own."""

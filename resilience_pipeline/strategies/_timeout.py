@@ -48,7 +48,6 @@ class TimeoutEvent(StrategyEvent):
     """
 
     name = "OnTimeout"
-
     severity: Severity = Severity.ERROR
     context: ResilienceContext
     timeout: float

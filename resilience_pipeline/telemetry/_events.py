@@ -155,7 +155,6 @@ class CloseErrorEvent(TelemetryEvent):
     """
 
     name = "OnCloseError"
-
     severity: Severity = Severity.WARNING
     context: ResilienceContext
     outcome: Failure

@@ -79,7 +79,7 @@ def deliver(event: TelemetryEvent, listeners: tuple[Listener, ...]) -> None:
         try:
             log.write(event)
         except Exception as error:  # noqa: BLE001 - by a filter, or the text of an error
-            _complain(log.write, error)
+            _complain(log, error)
 
 
 # ---- the log ------------------------------------------------------------------------------------
@@ -110,8 +110,8 @@ _complained_for_good: dict[int, Any] = {}
 _lock = Lock()
 
 
-def _complain(listener: Listener, error: Exception) -> None:
-    """Log what a listener has raised, the first time it does."""
+def _complain(listener: object, error: Exception) -> None:
+    """Log what a listener, or the log itself, has raised, the first time it does."""
     with _lock:
         if id(listener) in _complained or id(listener) in _complained_for_good:
             return
@@ -121,7 +121,7 @@ def _complain(listener: Listener, error: Exception) -> None:
             _complained_for_good[id(listener)] = listener
     with suppress(Exception):  # what can't even be logged can't be helped
         _log().complain(
-            f"the listener {listener!r} raised {error!r}; it stays, and this is said once", error
+            f"{listener!r}, told of an event, raised {error!r}; this is said once", error
         )
 
 

@@ -69,6 +69,9 @@ class Log:
         """Log an event."""
         self._logger.log(int(event.severity), "%s", _told(event), extra=_extra(event))
 
+    def __repr__(self) -> str:
+        return f"the log of {_NAME}"
+
     def complain(self, message: str, error: Exception) -> None:
         """Log something that is wrong with the program."""
         self._logger.error(message, exc_info=error)
