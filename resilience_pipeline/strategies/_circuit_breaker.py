@@ -582,8 +582,11 @@ class _BoundCircuitBreaker:
         hook: Any = getattr(self._options, name)
         facts |= {"context": None, "outcome": None, "manual": True}
         if hook is not None and inspect.iscoroutinefunction(hook):
-            # Listeners know at once, and the call that can await the hook gives it the same event.
-            self._called(step, lambda event: self._pending.append(lambda: hook(event)), kind, facts)
+
+            def leave(event: TelemetryEvent) -> None:  # which listeners have got already
+                self._pending.append(partial(hook, event))
+
+            self._called(step, leave, kind, facts)
             return
         answer = self._called(step, hook, kind, facts)
         if inspect.isawaitable(answer):

@@ -458,9 +458,7 @@ class _Run:
                 return None
         return delay
 
-    def _event(
-        self, error: Exception | None, result: Any, delay: float, duration: float
-    ) -> RetryEvent:
+    def _event(self, error: Any, result: Any, delay: float, duration: float) -> RetryEvent:
         return RetryEvent(
             context=self._context,
             outcome=outcome_of(self._context, error, result),
