@@ -21,7 +21,7 @@ _NAME = "resilience_pipeline"
 #: What records have anyway, and nothing may be added under.
 _TAKEN = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime"})
 #: Shown by other means than their value.
-_APART = frozenset(TelemetryEvent._known)
+_APART = frozenset(TelemetryEvent._fields)
 _LONGEST = 500
 
 

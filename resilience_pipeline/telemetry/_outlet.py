@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from attrs import frozen
-
 from .._context import ResilienceContext
 from .._outcome import Failure, Rejected, Success
 from .._switches import switches
@@ -14,7 +12,6 @@ from ._events import CloseErrorEvent, PipelineExecuted, PipelineExecuting, Telem
 from ._listeners import Listener, deliver
 
 
-@frozen(eq=False)
 class Outlet:
     """Where a pipeline's own events go.
 
@@ -25,10 +22,19 @@ class Outlet:
         now: Reads its clock.
     """
 
-    pipeline_name: str | None
-    instance: str | None
-    listeners: tuple[Listener, ...]
-    now: Callable[[], float]
+    __slots__ = ("instance", "listeners", "now", "pipeline_name")
+
+    def __init__(
+        self,
+        pipeline_name: str | None,
+        instance: str | None,
+        listeners: tuple[Listener, ...],
+        now: Callable[[], float],
+    ) -> None:
+        self.pipeline_name = pipeline_name
+        self.instance = instance
+        self.listeners = listeners
+        self.now = now
 
     def wants(self, kind: type[TelemetryEvent]) -> bool:
         """Whether anybody is to be told of such events."""
