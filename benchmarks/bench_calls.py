@@ -34,6 +34,8 @@ class FailingThrice:
 
 
 BARE = repeat(work)
+#: The same pipeline, to which nobody listens.
+UNHEARD = "nobody listens"
 
 
 def _empty() -> Mapping[str, Loop]:
@@ -79,10 +81,10 @@ def _rate_limiter() -> Mapping[str, Loop]:
     return {OURS: repeat_with(pipeline.execute, work), BY_HAND: repeat_with(limiter.run, work)}
 
 
-def stack() -> ResiliencePipeline[Exception]:
+def stack(*listeners: Callable[[object], None]) -> ResiliencePipeline[Exception]:
     """Make the stack of four that the contract's table is about."""
     return (
-        ResiliencePipelineBuilder(name="stack")
+        ResiliencePipelineBuilder(name="stack", listeners=listeners)
         .add_concurrency_limiter(20_000)
         .add_retry(max_retry_attempts=3, delay=1)
         .add_circuit_breaker(failure_ratio=0.5, minimum_throughput=10)
@@ -196,6 +198,35 @@ def _hedging_secondary() -> Mapping[str, Loop]:
     }
 
 
+def _hear(event: object) -> None:
+    """A listener that does nothing with what it hears."""
+
+
+def _with_listener() -> Mapping[str, Loop]:
+    silent = ResiliencePipelineBuilder().build()
+    heard = ResiliencePipelineBuilder(listeners=[_hear]).build()
+    return {OURS: repeat_with(heard.execute, work), UNHEARD: repeat_with(silent.execute, work)}
+
+
+def _stack_with_listener() -> Mapping[str, Loop]:
+    return {
+        OURS: repeat_with(stack(_hear).execute, work),
+        UNHEARD: repeat_with(stack().execute, work),
+        BY_HAND: repeat_with(stack_by_hand().run, work),
+    }
+
+
+def _failing_with_listener() -> Mapping[str, Loop]:
+    def retry(*listeners: Callable[[object], None]) -> ResiliencePipeline[Exception]:
+        builder = ResiliencePipelineBuilder(listeners=listeners)
+        return builder.add_retry(max_retry_attempts=3, delay=0).build()
+
+    return {
+        OURS: repeat_with(retry(_hear).execute, FailingThrice()),
+        UNHEARD: repeat_with(retry().execute, FailingThrice()),
+    }
+
+
 ROWS = (
     call_row("empty pipeline", bare=BARE, contenders=_empty, bounds=[bare_calls(8)]),
     call_row("retry alone", bare=BARE, contenders=_retry, bounds=[bare_calls(9)]),
@@ -241,5 +272,16 @@ ROWS = (
         "rejected by an open circuit, through an exception",
         bare=BARE,
         contenders=_raised,
+    ),
+    call_row("empty pipeline with one listener", bare=BARE, contenders=_with_listener),
+    call_row(
+        "limiter + retry + breaker + timeout with one listener",
+        bare=BARE,
+        contenders=_stack_with_listener,
+    ),
+    call_row(
+        "three failures, then success, with one listener",
+        bare=BARE,
+        contenders=_failing_with_listener,
     ),
 )

@@ -10,6 +10,7 @@ A map of the rooms:
 - `_context`, `_outcome` and `_errors` are what travels.
 - `_registry` keeps named pipelines, built once, reloaded while they serve; `_configuration` reads them from
   a file.
+- `telemetry` tells listeners and the log what happens.
 - `testing` has a virtual clock.
 """
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import strategies
+from . import strategies, telemetry
 from ._builder import ResiliencePipelineBuilder
 from ._context import Properties, PropertyKey, ResilienceContext, current_context
 from ._durations import Duration
@@ -41,6 +42,7 @@ from ._predicates import OutcomeEvent, Predicate, handle, handle_inner, handle_r
 from ._stream import ResilienceStream
 from ._sync import SyncResilienceStream
 from .strategies import Strategy
+from .telemetry import AttemptCompleted, CloseErrorEvent, PipelineExecuted, PipelineExecuting
 
 if TYPE_CHECKING:
     from ._registry import ResiliencePipelineRegistry
@@ -91,6 +93,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Attempt",
+    "AttemptCompleted",
     "BreakDurationEvent",
     "BrokenCircuitError",
     "ChaosBehavior",
@@ -108,6 +111,7 @@ __all__ = [
     "CircuitHalfOpenedEvent",
     "CircuitMetrics",
     "CircuitOpenedEvent",
+    "CloseErrorEvent",
     "ConcurrencyLimiter",
     "ConcurrencyLimiterRejectedError",
     "ConcurrencyLimiterRejectedEvent",
@@ -129,6 +133,8 @@ __all__ = [
     "Outcome",
     "OutcomeEvent",
     "PercentileDelay",
+    "PipelineExecuted",
+    "PipelineExecuting",
     "Predicate",
     "Properties",
     "PropertyKey",
@@ -166,6 +172,7 @@ __all__ = [
     "handle_inner",
     "handle_result",
     "strategies",
+    "telemetry",
 ]
 
 # Tracebacks, reprs and pickles show and keep the public path, whichever file a class lives in.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import MethodType
 from typing import Any, Concatenate, Generic, Never, cast, overload
 
@@ -22,6 +22,8 @@ from ._options import Bad, to_seconds
 from ._pipeline import DEFAULT_CLOSE_TIMEOUT, Layer, Part, ResiliencePipeline, described
 from .runtime import Clock
 from .strategies import Handler, Site, Strategy, SupportsHealth
+from .telemetry import Listener
+from .telemetry._listeners import as_listeners, connect_log
 
 P = ParamSpec("P")
 E_co = TypeVar("E_co", bound=Exception, covariant=True, default=Never)
@@ -97,6 +99,8 @@ class ResiliencePipelineBuilder(Generic[E_co]):
             event loop's.
         random: A function giving a random float in [0, 1), for jitter. Default: `random.random`.
         close_timeout: Seconds (any duration form) that closing something discarded may take.
+        listeners: Functions that are called with every event of these pipelines; see
+            `telemetry.add_listener`.
 
     Raises:
         OptionsError: One or more options have bad values.
@@ -118,18 +122,20 @@ class ResiliencePipelineBuilder(Generic[E_co]):
         clock: Clock | None = None,
         random: Callable[[], float] | None = None,
         close_timeout: Duration = DEFAULT_CLOSE_TIMEOUT,
+        listeners: Iterable[Listener] = (),
     ) -> None:
         self._name = name
         self._instance = instance
         self._clock = clock
         self._random = random
         self._close_timeout = to_seconds(close_timeout)
+        self._listeners, problems = as_listeners(listeners)
         self._layers: list[Layer] = []
         self._frozen = False
-        self._check()
+        self._check(problems)
 
-    def _check(self) -> None:
-        problems = [
+    def _check(self, problems: list[str]) -> None:
+        problems[:0] = [
             f"{option} must be text or None, got {value!r}"
             for option, value in (("name", self._name), ("instance", self._instance))
             if not (value is None or isinstance(value, str))
@@ -158,7 +164,7 @@ class ResiliencePipelineBuilder(Generic[E_co]):
         self._refuse_when_frozen("renamed")
         before, self._name = self._name, name
         try:
-            self._check()
+            self._check([])
         except OptionsError:
             self._name = before
             raise
@@ -231,6 +237,7 @@ class ResiliencePipelineBuilder(Generic[E_co]):
         Nothing can be added afterwards, but building again is fine.
         """
         self._frozen = True
+        connect_log()
         handler: Handler = invoke
         parts: list[Part] = []
         kind: type[ResiliencePipeline[Any]] = ResiliencePipeline
@@ -253,6 +260,7 @@ class ResiliencePipelineBuilder(Generic[E_co]):
             clock=self._clock,
             close_timeout=self._close_timeout,
             parts=tuple(reversed(parts)),
+            listeners=self._listeners,
         )
 
     def _bind(self, strategy: Strategy[Any], position: int, inside: Handler) -> Handler:
@@ -264,6 +272,7 @@ class ResiliencePipelineBuilder(Generic[E_co]):
             now=time.monotonic if self._clock is None else self._clock.now,
             random=self._random or _default_random(),
             close_timeout=self._close_timeout,
+            listeners=self._listeners,
         )
         handler = cast(object, strategy.bind(inside, site))
         if not callable(handler):

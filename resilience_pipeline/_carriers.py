@@ -35,10 +35,12 @@ ReadUp: TypeAlias = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Held]]
 class Carrier(ABC):
     """Runs one source, from opening to close, in the task where it has to be."""
 
-    __slots__ = ("_is_closed", "_releases")
+    __slots__ = ("_is_closed", "_releases", "on_close_error")
 
     def __init__(self) -> None:
         self._is_closed = False
+        #: Whom to tell of an error of closing that comes out nowhere.
+        self.on_close_error: Callable[[Exception], object] = _tell_nobody
         self._releases: list[Callable[[], object]] = []
 
     @abstractmethod
@@ -110,7 +112,8 @@ async def close_after(carrier: Carrier, error: BaseException) -> bool:
             raise
         if not isinstance(error, Exception) and not carrier.is_cancelled():
             raise
-        attach(error, raised)
+        if attach(error, raised):
+            carrier.on_close_error(raised)
         return False
 
 
@@ -173,8 +176,14 @@ class OwnSource(Carrier):
 
 
 async def _close_quietly(carrier: Carrier) -> None:
-    with suppress(Exception):  # nobody is left to hear of it
+    try:
         await carrier.close()
+    except Exception as error:  # noqa: BLE001 - nobody else is left to hear of it
+        carrier.on_close_error(error)
+
+
+def _tell_nobody(error: Exception) -> None:
+    """Do nothing: what a carrier tells whom it was not told about."""
 
 
 # ---- in an owner task -------------------------------------------------------------------------
@@ -302,8 +311,8 @@ class OwnedSource(Carrier):
                 self._close_error = self._runtime.carried(raised)
             elif is_translation(raised, error) or self._is_made_of_scope(raised, error):
                 self._end = raised
-            elif isinstance(raised, Exception):
-                attach(error, raised)
+            elif isinstance(raised, Exception) and attach(error, raised):
+                self.on_close_error(raised)
 
     def _is_made_of_scope(self, raised: BaseException, error: BaseException) -> bool:
         """Whether a context manager made an error of the cancellation by a scope of its own."""
@@ -334,6 +343,9 @@ class OwnedSource(Carrier):
         except BaseException as error:
             if not self._over and not self._closing:  # not the source failed, but who read it
                 await close_after(self, error)
+            elif isinstance(self._close_error, Exception):  # and nobody will close it any more
+                self.on_close_error(self._close_error)
+                self._close_error = None
             raise
         self._started = True
         return held
@@ -427,6 +439,7 @@ class OwnedSource(Carrier):
                     await self._runtime.shielded(self._join, self._close_timeout)
             if not isinstance(error, TimeoutError):
                 raise
+            self.on_close_error(error)
 
     def interrupt(self) -> bool | None:
         if self._leaving:
@@ -529,10 +542,10 @@ def is_translation(raised: BaseException, error: BaseException) -> bool:
     return raised is error
 
 
-def attach(error: BaseException, closing: BaseException) -> None:
-    """Tell, on the error that counts, that closing failed as well."""
+def attach(error: BaseException, closing: BaseException) -> bool:
+    """Tell, on the error that counts, that closing failed as well; whether there was news in it."""
     if _repeats(closing, error):
-        return
+        return False
     error.add_note(f"closing the stream failed as well: {closing!r}")
     # It was raised while the other was being handled; now it is the other way round.
     seen: set[int] = set()
@@ -543,6 +556,7 @@ def attach(error: BaseException, closing: BaseException) -> None:
     if link.__context__ is error:
         link.__context__ = None
     chain(error, closing)
+    return True
 
 
 def _repeats(closing: BaseException, error: BaseException) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ._cancellation import Cancelled, running_flag
 from ._context import ResilienceContext, Rest
 from ._errors import MisuseError
+from ._switches import switches
 from .strategies import Handler
 
 if TYPE_CHECKING:
@@ -68,11 +69,16 @@ def nested(pipeline: ResiliencePipeline[Any], inside: Handler) -> Handler:
     of the pipeline's own drives its strategies and nothing else; without one they go by the clock
     of the pipeline around them.
     """
-    head = pipeline._head
+    plain_head = pipeline._head
     find_runtime = pipeline._find_runtime if pipeline._has_clock else None
     find_threads = pipeline._find_threads
 
     async def handle(context: ResilienceContext) -> Any:
+        head = plain_head
+        if switches.on:
+            if switches.disabled:
+                return await inside(context)
+            head = pipeline._switched_head()
         outer, find_outer = context._rest, context._find_runtime
         context._rest = (inside, find_outer, outer)
         if find_runtime is not None:

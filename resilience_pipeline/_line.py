@@ -19,6 +19,7 @@ from ._errors import DeadlineReached, TimeoutRejectedError
 from ._options import checked, count, function, positive_duration, to_seconds_or_none
 from ._source import stray_error
 from .strategies._base import rejection
+from .telemetry._outlet import Outlet
 
 if TYPE_CHECKING:
     from .runtime import Runtime
@@ -47,7 +48,7 @@ class StreamOptions:
     options_of: ClassVar[str] = "execute_stream()"
 
 
-_PLAIN: Final = StreamOptions()
+NO_OPTIONS: Final = StreamOptions()
 
 
 def stream_options(
@@ -60,7 +61,7 @@ def stream_options(
     """
     options = commit_when, idle_timeout, total_timeout
     if max_held == 64 and type(max_held) is int and all(each is None for each in options):
-        return _PLAIN
+        return NO_OPTIONS
     return StreamOptions(
         commit_when=commit_when,
         max_held=max_held,
@@ -77,16 +78,29 @@ class Line:
         has_expired: Whether a limit has passed beyond the line, which is the end of the stream.
     """
 
-    __slots__ = ("_context", "_deadline", "_options", "_runtime", "has_expired", "is_timed")
+    __slots__ = (
+        "_context",
+        "_deadline",
+        "_options",
+        "_outlet",
+        "_runtime",
+        "has_expired",
+        "is_timed",
+    )
 
-    def __init__(self, options: StreamOptions, context: ResilienceContext) -> None:
+    def __init__(self, options: StreamOptions, context: ResilienceContext, outlet: Outlet) -> None:
         self._options = options
         self._context = context
+        self._outlet = outlet
         self._runtime: Runtime = context.runtime
         self._deadline = math.inf
         self.has_expired = False
         limits = _limit(options.idle_timeout), _limit(options.total_timeout)
         self.is_timed = min(limits) < math.inf
+
+    def tell_of_close_error(self, error: Exception) -> None:
+        """Tell that closing a source failed which nobody will get."""
+        self._outlet.tell_of_close_error(self._context, error)
 
     async def start(
         self, prime: Callable[[ResilienceContext], Awaitable[T]], context: ResilienceContext
@@ -176,6 +190,10 @@ class Line:
 
     def _timed_out(self, name: str, limit: float, reason: str) -> TimeoutRejectedError:
         context = self._context
+        from .strategies._timeout import TimeoutEvent  # most streams have no such limit
+
+        if self._outlet.wants(TimeoutEvent):
+            self._outlet.report(TimeoutEvent(context=context, timeout=limit), name)
         return rejection(
             TimeoutRejectedError, context, context.pipeline_name, name, reason, timeout=limit
         )

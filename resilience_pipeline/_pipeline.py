@@ -34,16 +34,19 @@ from ._context import History, ResilienceContext, begun, enter, leave, new, rese
 from ._durations import Duration
 from ._errors import MisuseError
 from ._invoke import check_callable, invoke, nested
-from ._line import Line, StreamOptions, stream_options
+from ._line import NO_OPTIONS, Line, StreamOptions, stream_options
 from ._options import written
 from ._outcome import Attempt, Failure, Outcome, Rejected, settled_error, settled_success
 from ._stream import ResilienceStream, StreamExecution, StreamStart
+from ._switches import switches
 from ._sync import SyncResilienceStream
 from ._wrapping import Wrapper, wrapped
 from .runtime import Clock, Runtime, RuntimeFinder
 from .runtime._threads import run_here
 from .strategies import Handler, Strategy, SupportsHealth
 from .strategies._base import gate_of
+from .telemetry import Listener
+from .telemetry._outlet import Outlet
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -123,11 +126,14 @@ class ResiliencePipeline(Generic[E_co]):
         "_gate",
         "_has_clock",
         "_head",
+        "_inside",
         "_layers",
         "_makes_attempts",
         "_now",
+        "_outlet",
         "_parts",
         "_runs_in_tasks",
+        "_watched",
         "instance",
         "name",
         "strategies",
@@ -141,7 +147,11 @@ class ResiliencePipeline(Generic[E_co]):
     name: str | None
     instance: str | None
     strategies: tuple[Strategy[Any], ...]
+    #: What calls go through; the strategies alone; and those with all who listen told.
     _head: Handler
+    _inside: Handler
+    _watched: Handler
+    _outlet: Outlet
     _layers: tuple[Layer, ...]
     _clock: Clock | None
     _close_timeout: float
@@ -165,6 +175,7 @@ class ResiliencePipeline(Generic[E_co]):
         clock: Clock | None,
         close_timeout: float,
         parts: tuple[Part, ...] = (),
+        listeners: tuple[Listener, ...] = (),
     ) -> None:
         """Not for users: `ResiliencePipelineBuilder.build` makes pipelines."""
         set_once = super().__setattr__
@@ -174,8 +185,14 @@ class ResiliencePipeline(Generic[E_co]):
         set_once("strategies", tuple(s for layer in layers for s in layer.strategies))
         set_once("_runs_in_tasks", any(map(_runs_in_tasks, self.strategies)))
         set_once("_makes_attempts", any(map(_makes_attempts, self.strategies)))
-        set_once("_head", head)
-        set_once("_gate", gate_of(head))
+        now = monotonic if clock is None else clock.now
+        outlet = Outlet(name, instance, listeners, now)
+        watched = outlet.watched(head)
+        set_once("_outlet", outlet)
+        set_once("_head", watched if listeners else head)
+        set_once("_inside", head)
+        set_once("_watched", watched)
+        set_once("_gate", None if listeners else gate_of(head))
         set_once("_parts", parts)
         set_once("_close_timeout", close_timeout)
         set_once("_clock", clock)
@@ -183,7 +200,7 @@ class ResiliencePipeline(Generic[E_co]):
         finder = RuntimeFinder(clock)
         set_once("_find_runtime", finder.find)
         set_once("_find_threads", finder.find_threads)
-        set_once("_now", monotonic if clock is None else clock.now)
+        set_once("_now", now)
 
     def __setattr__(self, name: str, value: object) -> None:
         """Refuse: pipelines are immutable."""
@@ -239,6 +256,8 @@ class ResiliencePipeline(Generic[E_co]):
             context.begin(self.name, self._find_runtime, fn, args)
         token = enter(context)
         head = self._head  # called as a method it would cost an eighth of a bare call more
+        if switches.on:
+            head = self._switched_head()
         try:
             return await head(context)  # type: ignore[no-any-return]
         finally:
@@ -248,6 +267,10 @@ class ResiliencePipeline(Generic[E_co]):
                 reset(token)
             except ValueError:
                 pass
+
+    def _switched_head(self) -> Handler:
+        """Give what calls go through while something is switched on for all pipelines."""
+        return invoke if switches.disabled else self._watched
 
     async def settle(
         self,
@@ -271,7 +294,7 @@ class ResiliencePipeline(Generic[E_co]):
                 check_callable(fn, "settle")
             now = self._now
             started = now()
-            if context is None and self._gate is not None:
+            if self._gate is not None and context is None and not switches.on:
                 refusal = self._gate(operation_key)
                 if refusal is not None:
                     if self._makes_attempts:  # none was made
@@ -304,14 +327,16 @@ class ResiliencePipeline(Generic[E_co]):
         return context
 
     async def _settle(self, context: ResilienceContext, started: float) -> Outcome[Any, E_co]:
-        history = context._history = History() if self._makes_attempts else None
+        head = self._switched_head() if switches.on else self._head
+        makes_attempts = self._makes_attempts and head is not invoke
+        history = context._history = History() if makes_attempts else None
         result: Any = None
         error: Exception | None = None
         tries: tuple[Attempt, ...] | float = ()
         token = enter(context)
         try:
             try:
-                result = await self._head(context)
+                result = await head(context)
             except Exception as caught:  # noqa: BLE001 - settle never raises one
                 error = caught
             finally:
@@ -389,15 +414,24 @@ class ResiliencePipeline(Generic[E_co]):
     ) -> ResilienceStream[Any]:
         if context is not None:
             _check_context(context)
-        close_timeout, head, owned = self._close_timeout, self._head, self._runs_in_tasks
 
         def start() -> StreamStart:
-            mine = begun()
-            line = Line(options, mine)
-            mine._stream = execution = StreamExecution(close_timeout, owned, line)
-            return StreamStart(mine, execution, line, head)
+            return self._start(begun(), options)
 
         return ResilienceStream(start)
+
+    def _start(self, context: ResilienceContext, options: StreamOptions) -> StreamStart:
+        """Begin a stream, at its first pull."""
+        head, owned, outlet = self._inside, self._runs_in_tasks, self._outlet
+        watched = bool(outlet.listeners)
+        if switches.on:
+            watched = True
+            if switches.disabled:
+                head, owned, options, watched = invoke, False, NO_OPTIONS, False
+        line = Line(options, context, outlet)
+        execution = StreamExecution(self._close_timeout, owned, line)
+        context._stream = execution
+        return StreamStart(context, execution, line, head, outlet.watched if watched else None)
 
     # ---- in threads
 
@@ -423,9 +457,10 @@ class ResiliencePipeline(Generic[E_co]):
         if not callable(fn):
             check_callable(fn, "execute_sync")
         context = self._begun(context, operation_key, idempotent, fn, args, sync=True)
+        head = self._switched_head() if switches.on else self._head
         token = enter(context)
         try:
-            return run_here(self._head(context), self._clock)  # type: ignore[no-any-return]
+            return run_here(head(context), self._clock)  # type: ignore[no-any-return]
         finally:
             context.end()
             leave(token)

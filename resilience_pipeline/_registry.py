@@ -32,6 +32,7 @@ from ._locks import Lock
 from ._pipeline import ResiliencePipeline
 from ._works import WaitingRoom, Work
 from .runtime import Clock
+from .telemetry import Listener
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -104,13 +105,16 @@ class ResiliencePipelineRegistry:
         *,
         max_instances: int | None = None,
         clock: Clock | None = None,
-        listeners: Iterable[Callable[[Any], object]] = (),
+        listeners: Iterable[Listener] = (),
     ) -> None:
         _check_options(max_instances, clock)
         self._max_instances = max_instances
-        # Not an argument of builders where there are none.
-        heard: object = tuple(listeners) if isinstance(listeners, Iterable) else listeners
-        self._options: dict[str, Any] = {"clock": clock} | ({"listeners": heard} if heard else {})
+        # A list that is changed later, or can be read only once, is the same for all builders.
+        once = isinstance(listeners, Iterable) and not isinstance(listeners, str)
+        self._options: dict[str, Any] = {
+            "clock": clock,
+            "listeners": tuple(listeners) if once else listeners,
+        }
         ResiliencePipelineBuilder(**self._options)  # so that bad ones are refused here
         self._lock = Lock()
         self._entries: dict[str, _Entry] = {}
@@ -506,6 +510,7 @@ def _completed(
     completed._name = given._name if answer._name is None else answer._name
     completed._instance = given._instance if answer._instance is None else answer._instance
     completed._clock = given._clock if answer._clock is None else answer._clock
+    completed._listeners = (*answer._listeners, *given._listeners)
     return completed
 
 

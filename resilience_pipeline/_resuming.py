@@ -78,6 +78,7 @@ class ResumingCarrier(Carrier):
         self._failure: Exception | None = None
         self._interruption: Interruption | None = None
         self._inner = primed.carrier
+        self.on_close_error = primed.carrier.on_close_error
         #: What has been read of the inner source and not been handed out.
         self._held: Iterator[Any] = iter(())
         self._ended = primed.ended

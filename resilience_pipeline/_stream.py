@@ -11,7 +11,6 @@ from __future__ import annotations
 import operator
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from types import TracebackType
@@ -77,6 +76,7 @@ class StreamExecution:
             carrier = OwnedSource(runtime, Source(make), self._close_timeout)
         else:
             carrier = OwnSource(runtime, Source(make), self._close_timeout)
+        carrier.on_close_error = self._line.tell_of_close_error
         try:
             primed = Primed(carrier, *await carrier.start(self._line.read_up_to))
         except Exception as error:
@@ -136,8 +136,10 @@ class StreamExecution:
         """Close a primed source that nobody will receive."""
         if isinstance(result, Primed) and result in self._open:
             self._open.discard(result)
-            with suppress(Exception):  # what made us discard it is the news
+            try:
                 await result.carrier.close(shielded=True)
+            except Exception as error:  # noqa: BLE001 - what made us discard it is the news
+                self._line.tell_of_close_error(error)
 
     async def settle(self, kept: Primed | None) -> None:
         """Close what was primed and not discarded, by a strategy that lost it."""
@@ -535,9 +537,17 @@ _inside: ContextVar[tuple[StreamExecution, ...]] = ContextVar(
 
 
 class StreamStart:
-    """What the first pull needs: the context, its execution and the onion's outermost handler."""
+    """What the first pull needs: the context, its execution and the onion's outermost handler.
 
-    __slots__ = ("_head", "context", "execution", "line")
+    Args:
+        context: The execution's context.
+        execution: What it does where a call invokes its callback.
+        line: Where it is committed.
+        head: The outermost handler.
+        watched: Has listeners told of what goes through a handler, if there are any.
+    """
+
+    __slots__ = ("_head", "_watched", "context", "execution", "line")
 
     def __init__(
         self,
@@ -545,14 +555,21 @@ class StreamStart:
         execution: StreamExecution,
         line: Line,
         head: Handler,
+        watched: Callable[[Handler], Handler] | None = None,
     ) -> None:
         self.context = context
         self.execution = execution
         self.line = line
         self._head = head
+        self._watched = watched
 
     def prime(self, context: ResilienceContext) -> Awaitable[Primed]:
-        """Run the onion within the limits there are."""
+        """Run the onion within the limits there are, and have it watched."""
+        if self._watched is not None:
+            return self._watched(self._prime_in_time)(context)
+        return self._prime_in_time(context)
+
+    def _prime_in_time(self, context: ResilienceContext) -> Awaitable[Primed]:
         if self.line.is_timed:
             return self.line.start(self._prime, context)
         return self._prime(context)

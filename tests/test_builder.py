@@ -217,7 +217,6 @@ def test_a_misspelt_option_is_a_type_error_that_suggests_the_right_one(
     [
         (B().add_retry, "budget"),
         (B().add_hedging, "budget"),
-        (B, "listeners"),
     ],
 )
 def test_options_that_come_later_are_refused(make: Callable[..., object], option: str) -> None:

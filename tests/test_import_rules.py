@@ -19,7 +19,7 @@ ROOT = Path(resilience_pipeline.__file__).parent
 #: is a list of groups that don't see each other; rooms of one group may.
 LEVELS: list[list[set[str]]] = [
     [{"_errors"}, {"_lazy"}],
-    [{"_durations", "_locks", "_digest", "_cancellation", "_event", "_instant"}],
+    [{"_durations", "_locks", "_digest", "_cancellation", "_event", "_instant", "_switches"}],
     [{"_options"}],
     [{"_context", "_outcome"}],
     [{"telemetry", "_predicates"}],

@@ -25,7 +25,13 @@ SNAPSHOT = Path(__file__).with_name("api_snapshot.txt")
 PACKAGE = "resilience_pipeline"
 MODULES = [
     importlib.import_module(name)
-    for name in (PACKAGE, f"{PACKAGE}.strategies", f"{PACKAGE}.runtime", f"{PACKAGE}.testing")
+    for name in (
+        PACKAGE,
+        f"{PACKAGE}.strategies",
+        f"{PACKAGE}.telemetry",
+        f"{PACKAGE}.runtime",
+        f"{PACKAGE}.testing",
+    )
 ]
 #: Special methods that are promised.
 SPECIAL = {
@@ -74,8 +80,9 @@ def signature(thing: Any) -> str:
 
 
 def is_told(thing: Any, name: str) -> bool:
-    """Whether a docstring has an entry of that name."""
-    return re.search(rf"^ +{name}: ", thing.__doc__ or "", re.MULTILINE) is not None
+    """Whether a docstring has an entry of that name; an inherited field's may be in the base's."""
+    told = own_classes(thing) if inspect.isclass(thing) else [thing]
+    return any(re.search(rf"^ +{name}: ", each.__doc__ or "", re.MULTILINE) for each in told)
 
 
 def field_names(cls: type[Any]) -> list[str]:
@@ -224,7 +231,11 @@ def test_strategies_are_importable_from_the_package_too() -> None:
         "ConcurrencyLimiterRejectedError",
         "MisuseError",
         "OptionsError",
+        "AttemptCompleted",
+        "PipelineExecuting",
+        "PipelineExecuted",
         "strategies",
+        "telemetry",
     ],
 )
 def test_names_of_the_contract(name: str) -> None:

@@ -235,17 +235,22 @@ async def test_the_clock_drives_all_pipelines() -> None:
     assert clock.now() == 2
 
 
-@pytest.mark.skipif(
-    "listeners" not in inspect.signature(ResiliencePipelineBuilder).parameters,
-    reason="builders take no listeners yet",
-)
 def test_listeners_hear_of_all_pipelines() -> None:
-    """What a registry is given its builders are given."""
+    """What a registry is given its builders are given, and those that `configure` returns instead."""
     heard: list[Any] = []
-    registry = registry_of("a", "b", listeners=[heard.append])
+    registry = registry_of("a", "b", listeners=iter([heard.append]))
+    mine: list[Any] = []
+    registry.add("c", lambda _: ResiliencePipelineBuilder(listeners=[mine.append]))
     for name in registry:
         registry.get(name).execute_sync(lambda: 1)
-    assert {event.pipeline_name for event in heard} == {"a", "b"}
+    assert {event.pipeline_name for event in heard} == {"a", "b", "c"}
+    assert {event.pipeline_name for event in mine} == {"c"}
+
+
+@pytest.mark.parametrize("listeners", [print, "print", [1]])
+def test_bad_listeners_are_refused_at_once(listeners: Any) -> None:
+    with pytest.raises(OptionsError, match="listeners"):
+        ResiliencePipelineRegistry(listeners=listeners)
 
 
 @pytest.mark.parametrize("configure", [None, 1, "a", ResiliencePipelineBuilder])

@@ -69,7 +69,10 @@ class RuntimeFinder:
         asyncio: Any = modules.get("asyncio")
         if asyncio is not None and _in_asyncio_task(asyncio):
             if self._asyncio is None:
+                from ..telemetry._listeners import connect_log
                 from ._asyncio import AsyncioRuntime, in_task
+
+                connect_log()  # asyncio has imported `logging` by now
 
                 self._in_task = in_task
                 self._asyncio = AsyncioRuntime(self._clock)

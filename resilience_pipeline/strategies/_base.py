@@ -14,7 +14,6 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import suppress
 from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
@@ -27,6 +26,9 @@ from .._errors import ExecutionRejectedError, MisuseError
 from .._options import shown
 from .._outcome import Failure, Rejected, Success
 from .._predicates import OutcomeEvent, Predicate, settled
+from .._switches import switches
+from ..telemetry import AttemptCompleted, CloseErrorEvent, Listener, Severity, TelemetryEvent
+from ..telemetry._listeners import deliver
 
 E_co = DefaultTypeVar("E_co", bound=Exception, covariant=True, default=Exception)
 X = TypeVar("X", bound=ExecutionRejectedError)
@@ -113,6 +115,7 @@ class Site:
         random: A function giving a random float in [0, 1).
         close_timeout: Seconds that closing something discarded may take.
         origin: Pipeline and strategy, as messages of errors name them.
+        listeners: Who listens to the pipeline, beside those who listen to all.
     """
 
     pipeline_name: str | None
@@ -128,6 +131,32 @@ class Site:
             lambda self: origin(self.pipeline_name, self.strategy_name), takes_self=True
         ),
     )
+    listeners: tuple[Listener, ...] = ()
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody may want to know of every attempt; cheap, and more often true than `wants`."""
+        return switches.on or bool(self.listeners)
+
+    def wants(self, kind: type[TelemetryEvent]) -> bool:
+        """Whether anybody, the log included, is to be told of such events; if not, make none.
+
+        Args:
+            kind: The event's class.
+        """
+        if self.listeners or switches.listeners:
+            return True
+        return switches.is_logged(kind, kind.severity)
+
+    def report(self, event: TelemetryEvent) -> None:
+        """Tell all listeners of an event, and fill in where it happened; call it under no lock.
+
+        Args:
+            event: The event, which nobody else has seen yet. Give it to the hook afterwards, if
+                there is one.
+        """
+        event._place(self.pipeline_name, self.instance, self.strategy_name)
+        deliver(event, self.listeners)
 
     def reject(self, kind: type[X], context: ResilienceContext, reason: str, **fields: Any) -> X:
         """Make this execution's own rejection, to be raised by the caller.
@@ -148,11 +177,14 @@ class Site:
         return partial(self.discard, context.fork())
 
     async def discard(self, context: ResilienceContext, result: Any) -> None:
-        """Close a result that nobody will receive; errors of closing are swallowed."""
+        """Close a result that nobody will receive; errors of closing are told to listeners alone."""
         if context._stream is not None:
             await context._stream.discard(result)
         elif _closer(result) is not None:
-            await close_shielded(context, result, self.close_timeout)
+            error = await close_shielded(context, result, self.close_timeout)
+            if error is not None and self.wants(CloseErrorEvent):
+                self.report(CloseErrorEvent(context=context, outcome=Failure(error)))
+            del error
 
 
 def rejection(
@@ -192,14 +224,22 @@ def origin(pipeline_name: str | None, strategy_name: str) -> str:
     return f"{pipeline}strategy {strategy_name!r}"
 
 
-async def close_shielded(context: ResilienceContext, subject: object, timeout: float) -> None:
-    """Close something discarded, kept from the caller's cancellation for at most `timeout`."""
-    if context._sync is not None:
-        with suppress(Exception):
+async def close_shielded(
+    context: ResilienceContext, subject: object, timeout: float
+) -> Exception | None:
+    """Close something discarded, kept from the caller's cancellation for at most `timeout`.
+
+    Returns:
+        What closing raised: the outcome that made us discard it is the news.
+    """
+    try:
+        if context._sync is not None:
             close_here(subject)
-        return
-    with suppress(Exception):  # the outcome that made us discard it is the news
-        await context.runtime.shielded(partial(close, subject), timeout)
+        else:
+            await context.runtime.shielded(partial(close, subject), timeout)
+    except Exception as error:  # noqa: BLE001 - returned
+        return error
+    return None
 
 
 async def close(subject: object) -> None:
@@ -257,6 +297,40 @@ async def run_hook(
     except BaseException as error:
         chain(error, failure)
         raise
+
+
+async def announce(
+    site: Site,
+    event: TelemetryEvent,
+    hook: Callable[[Any], object] | None,
+    name: str,
+    failure: BaseException | None = None,
+) -> None:
+    """Tell of an event: the listeners, then the hook; see `run_hook`."""
+    site.report(event)
+    await run_hook(hook, event, name, failure)
+
+
+def tell_of_attempt(
+    site: Site,
+    context: ResilienceContext,
+    outcome: Success[Any] | Rejected[Any] | Failure | None,
+    *,
+    number: int,
+    duration: float,
+    severity: Severity = Severity.INFO,
+) -> None:
+    """Tell listeners of an attempt that has ended; one that is worse than `INFO` was handled."""
+    if site.wants(AttemptCompleted):
+        event = AttemptCompleted(
+            severity=severity,
+            context=context,
+            outcome=outcome,
+            attempt=number,
+            duration=duration,
+            handled=severity > Severity.INFO,
+        )
+        site.report(event)
 
 
 def chain(error: BaseException, failure: BaseException | None) -> None:

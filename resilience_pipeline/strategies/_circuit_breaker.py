@@ -48,6 +48,7 @@ from .._predicates import (
     to_predicate,
     to_predicate_or_none,
 )
+from ..telemetry import Severity, StrategyEvent, TelemetryEvent
 from ._base import (
     Handler,
     Site,
@@ -92,7 +93,7 @@ class BreakDurationEvent(Event):
     half_open_attempts: int
 
 
-class CircuitOpenedEvent(Event):
+class CircuitOpenedEvent(TelemetryEvent):
     """What `on_opened` is given.
 
     Attributes:
@@ -102,13 +103,16 @@ class CircuitOpenedEvent(Event):
         manual: Whether it was done by hand.
     """
 
+    name = "OnCircuitOpened"
+    severity: Severity = Severity.ERROR
     context: ResilienceContext | None
     outcome: Success[Any] | Rejected[Any] | Failure | None
+    duration: None = None
     break_duration: float
     manual: bool
 
 
-class CircuitClosedEvent(Event):
+class CircuitClosedEvent(TelemetryEvent):
     """What `on_closed` is given.
 
     Attributes:
@@ -117,18 +121,22 @@ class CircuitClosedEvent(Event):
         manual: Whether it was done by hand.
     """
 
+    name = "OnCircuitClosed"
     context: ResilienceContext | None
     outcome: Success[Any] | Rejected[Any] | Failure | None
+    duration: None = None
     manual: bool
 
 
-class CircuitHalfOpenedEvent(Event):
+class CircuitHalfOpenedEvent(StrategyEvent):
     """What `on_half_opened` is given.
 
     Attributes:
         context: The context of the trial call.
     """
 
+    name = "OnCircuitHalfOpened"
+    severity: Severity = Severity.WARNING
     context: ResilienceContext
 
 
@@ -578,8 +586,7 @@ class _BoundCircuitBreaker:
         if not was_open or not isinstance(ticket, Probe):
             return ticket
         try:
-            event = CircuitHalfOpenedEvent(context=context)
-            await self._announce(step, self._options.on_half_opened, event, "on_half_opened")
+            await self._announce(step, "on_half_opened", CircuitHalfOpenedEvent, context=context)
         except BaseException:
             with self._lock:
                 self._state.release(ticket)
@@ -640,9 +647,8 @@ class _BoundCircuitBreaker:
         if opening is not None:
             await self._opened(context, opening, outcome_of(context, error, result))
         elif closed:
-            outcome = outcome_of(context, error, result)
-            event = CircuitClosedEvent(context=context, outcome=outcome, manual=False)
-            await self._announce(step, self._options.on_closed, event, "on_closed")
+            facts = {"context": context, "outcome": outcome_of(context, error, result)}
+            await self._announce(step, "on_closed", CircuitClosedEvent, manual=False, **facts)
 
     async def _is_nothing(
         self, context: ResilienceContext, error: Exception | None, result: Any
@@ -670,13 +676,9 @@ class _BoundCircuitBreaker:
         except BaseException:
             self._announced(opening.number)
             raise
-        event = CircuitOpenedEvent(
-            context=context,
-            outcome=outcome,
-            break_duration=duration,
-            manual=False,
-        )
-        await self._announce(opening.number, self._options.on_opened, event, "on_opened")
+        facts: dict[str, Any] = {"context": context, "break_duration": duration, "manual": False}
+        facts["outcome"] = outcome
+        await self._announce(opening.number, "on_opened", CircuitOpenedEvent, **facts)
 
     async def _compute_break(self, context: ResilienceContext, opening: Opening) -> float:
         generator = self._options.break_duration_generator
@@ -699,14 +701,17 @@ class _BoundCircuitBreaker:
 
     # ---- announcing ---------------------------------------------------------------------------
 
-    async def _announce(
-        self, step: int, hook: Callable[[Any], object] | None, event: object, name: str
-    ) -> None:
-        """Call the hook of a step; once it was called the next step may follow, and it is awaited."""
-        await run_hook(partial(self._called, step, hook), event, name)
+    async def _announce(self, step: int, name: str, kind: type[Any], **facts: Any) -> None:
+        """Tell of a step; once the hook was called the next step may follow, and it is awaited."""
+        hook = getattr(self._options, name)
+        await run_hook(partial(self._called, step, hook, kind), facts, name)
 
-    def _called(self, step: int, hook: Callable[[Any], object] | None, event: object) -> object:
+    def _called(self, step: int, hook: Any, kind: type[TelemetryEvent], facts: Any) -> object:
         try:
+            if hook is None and not self._site.wants(kind):
+                return None
+            event = kind(**facts)
+            self._site.report(event)
             return None if hook is None else hook(event)
         finally:
             self._announced(step)
@@ -760,10 +765,7 @@ class _BoundCircuitBreaker:
             changed = self._state.isolate()
             step = self._state.unannounced
         if changed:
-            event = CircuitOpenedEvent(
-                context=None, outcome=None, break_duration=math.inf, manual=True
-            )
-            self._tell(step, self._options.on_opened, event)
+            self._tell(step, "on_opened", CircuitOpenedEvent, break_duration=math.inf)
 
     def close(self) -> None:
         with self._lock:
@@ -771,16 +773,20 @@ class _BoundCircuitBreaker:
             changed = self._state.close()
             step = self._state.unannounced
         if changed:
-            event = CircuitClosedEvent(context=None, outcome=None, manual=True)
-            self._tell(step, self._options.on_closed, event)
+            self._tell(step, "on_closed", CircuitClosedEvent)
 
-    def _tell(self, step: int, hook: Callable[[Any], object] | None, event: object) -> None:
-        """Run a plain hook now; leave a coroutine hook to the next call, which can await it."""
+    def _tell(self, step: int, name: str, kind: type[TelemetryEvent], **facts: Any) -> None:
+        """Tell of a step by hand: run a plain hook now; leave a coroutine hook to the next call."""
+        hook: Any = getattr(self._options, name)
+        facts |= {"context": None, "outcome": None, "manual": True}
         if hook is not None and inspect.iscoroutinefunction(hook):
-            self._announced(step)
-            self._pending.append(lambda: hook(event))
+
+            def leave(event: TelemetryEvent) -> None:  # which listeners have got already
+                self._pending.append(partial(hook, event))
+
+            self._called(step, leave, kind, facts)
             return
-        answer = self._called(step, hook, event)
+        answer = self._called(step, hook, kind, facts)
         if inspect.isawaitable(answer):
             self._pending.append(lambda: answer)
 

@@ -26,7 +26,6 @@ from attrs import field, frozen
 from .._cancellation import Orphans
 from .._context import ResilienceContext
 from .._errors import ConcurrencyLimiterRejectedError
-from .._event import Event
 from .._locks import Lock
 from .._options import (
     boolean,
@@ -39,18 +38,22 @@ from .._options import (
     to_seconds,
     to_seconds_or_none,
 )
-from ._base import Handler, Site, Strategy, run_hook
+from ..telemetry import Severity, StrategyEvent
+from ._base import Handler, Site, Strategy, announce
 from ._keyed import keyed
 from ._waiters import WaiterQueue
 
 
-class ConcurrencyLimiterRejectedEvent(Event):
+class ConcurrencyLimiterRejectedEvent(StrategyEvent):
     """What a concurrency limiter's `on_rejected` is given.
 
     Attributes:
         context: The execution's context.
     """
 
+    #: Of both limiters, which are one in Polly.
+    name = "OnRateLimiterRejected"
+    severity: Severity = Severity.ERROR
     context: ResilienceContext
 
 
@@ -284,9 +287,10 @@ class _BoundConcurrencyLimiter:
     async def _refuse(self, context: ResilienceContext, reason: str) -> None:
         error = self._site.reject(ConcurrencyLimiterRejectedError, context, reason)
         try:
-            if self._options.on_rejected is not None:
+            on_rejected = self._options.on_rejected
+            if on_rejected is not None or self._site.wants(ConcurrencyLimiterRejectedEvent):
                 event = ConcurrencyLimiterRejectedEvent(context=context)
-                await run_hook(self._options.on_rejected, event, "on_rejected", error)
+                await announce(self._site, event, on_rejected, "on_rejected", error)
             raise error
         finally:
             del error

@@ -8,24 +8,24 @@ from typing import Any, Never
 from attrs import field, frozen
 
 from .._context import ResilienceContext
-from .._event import Event
 from .._options import UNSET, checked, function, text_or_none, to_name
 from .._outcome import Failure, Rejected, Success
 from .._predicates import DEFAULT, Predicate, to_predicate
+from ..telemetry import Severity, TelemetryEvent
 from ._base import (
     Handler,
     Site,
     Strategy,
+    announce,
     call_user,
     chain,
     handles_error,
     handles_result,
     outcome_of,
-    run_hook,
 )
 
 
-class FallbackEvent(Event):
+class FallbackEvent(TelemetryEvent):
     """What a fallback's `fallback_action` and `on_fallback` are given.
 
     Attributes:
@@ -33,8 +33,11 @@ class FallbackEvent(Event):
         outcome: What is being replaced.
     """
 
+    name = "OnFallback"
+    severity: Severity = Severity.WARNING
     context: ResilienceContext
     outcome: Success[Any] | Rejected[Any] | Failure
+    duration: None = None
 
 
 @checked
@@ -118,11 +121,10 @@ class _BoundFallback:
     async def _replace(
         self, context: ResilienceContext, error: Exception | None, result: Any
     ) -> Any:
-        event = FallbackEvent(context=context, outcome=outcome_of(context, error, result))
         substitute: Any = UNSET
         try:
             try:
-                substitute = await self._substitute(event, error)
+                substitute = await self._substitute(context, error, result)
             finally:
                 # What is replaced stays open until the action has looked at it, and no longer.
                 if error is None and substitute is not result:
@@ -134,9 +136,15 @@ class _BoundFallback:
             chain(raised, error)
             raise
 
-    async def _substitute(self, event: FallbackEvent, error: Exception | None) -> Any:
-        options = self._options
-        await run_hook(options.on_fallback, event, "on_fallback", error)
+    async def _substitute(
+        self, context: ResilienceContext, error: Exception | None, result: Any
+    ) -> Any:
+        options, site = self._options, self._site
+        is_told = options.on_fallback is not None or site.wants(FallbackEvent)
+        if options.fallback_action is None and not is_told:
+            return options.fallback_value
+        event = FallbackEvent(context=context, outcome=outcome_of(context, error, result))
+        await announce(site, event, options.on_fallback, "on_fallback", error)
         if options.fallback_action is None:
             return options.fallback_value
         return await call_user(options.fallback_action, event, "fallback_action")

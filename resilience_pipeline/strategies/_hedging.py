@@ -36,19 +36,21 @@ from .._options import (
     to_name,
     to_signed_seconds,
 )
-from .._outcome import Attempt
+from .._outcome import Attempt, Failure, Rejected, Success
 from .._predicates import DEFAULT, Predicate, to_predicate
+from ..telemetry import Severity, StrategyEvent
 from ._base import (
     Handler,
     Site,
     Strategy,
+    announce,
     call_user,
     chain,
     handles_error,
     handles_result,
     outcome_of,
     refuse_one_shot_arguments,
-    run_hook,
+    tell_of_attempt,
 )
 from ._percentile_delay import LatencyWindow, PercentileDelay
 from ._race import Entrant, Race
@@ -83,7 +85,7 @@ class HedgingActionEvent(Event):
     callback: Callable[[], Any]
 
 
-class HedgingEvent(Event):
+class HedgingEvent(StrategyEvent):
     """What a hedging strategy's `on_hedging` is given.
 
     Attributes:
@@ -92,6 +94,8 @@ class HedgingEvent(Event):
         attempt: Number of the hedge, from 0.
     """
 
+    name = "OnHedging"
+    severity: Severity = Severity.WARNING
     context: ResilienceContext
     attempt_context: ResilienceContext
     attempt: int
@@ -266,9 +270,11 @@ class _Run:
                 handled = await handles_result(predicate, context, entrant.result, number)
             else:
                 handled = await handles_error(predicate, context, entrant.error, number)
+            entrant.handled = handled
+            if self._site.is_watched:
+                self._tell_of(entrant, outcome_of(context, entrant.error, entrant.result))
             if not handled:
                 return entrant
-            entrant.handled = True
             self._due += 1
             self._declined = False
         return None
@@ -328,10 +334,12 @@ class _Run:
             self._refuse_one_shot_arguments()
         elif not await self._set_action(context, self._options.action_generator):
             return None
-        event = HedgingEvent(
-            context=self._context, attempt_context=context, attempt=context.attempt - 1
-        )
-        await run_hook(self._options.on_hedging, event, "on_hedging", self._failure())
+        on_hedging = self._options.on_hedging
+        if on_hedging is not None or self._site.wants(HedgingEvent):
+            event = HedgingEvent(
+                context=self._context, attempt_context=context, attempt=context.attempt - 1
+            )
+            await announce(self._site, event, on_hedging, "on_hedging", self._failure())
         return context
 
     def _attempt_context(self) -> ResilienceContext:
@@ -432,11 +440,41 @@ class _Run:
     def end(self) -> None:
         """Add up what the attempts did, and let go of what they came to."""
         context = self._context
+        try:
+            if self._site.is_watched:
+                self._tell_of_cancelled()
+        finally:
+            self._add_up(context)
+
+    def _add_up(self, context: ResilienceContext) -> None:
         for entrant in self._race.entrants:
             context._invocations += entrant.context._invocations
             self._record(entrant)
             entrant.context.end()
             entrant.result = entrant.error = entrant.outcome = None
+
+    def _tell_of_cancelled(self) -> None:
+        """Tell listeners of the losers; of all attempts, when the caller has gone."""
+        for entrant in self._race.entrants:
+            if entrant.was_told:
+                continue
+            # Not of one whose predicate has raised, of which nobody knows how to take it.
+            if not entrant.judged or not isinstance(entrant.error, Exception | None):
+                self._tell_of(entrant, None)
+
+    def _tell_of(
+        self, entrant: Entrant, outcome: Success[Any] | Rejected[Any] | Failure | None
+    ) -> None:
+        """Tell listeners of an attempt that has ended."""
+        entrant.was_told = True
+        tell_of_attempt(
+            self._site,
+            entrant.context,
+            outcome,
+            number=entrant.number,
+            duration=entrant.ended - entrant.began,
+            severity=Severity.WARNING if entrant.handled else Severity.INFO,
+        )
 
     def _record(self, entrant: Entrant) -> None:
         """Note an attempt in the history, or the tries that a strategy inside has noted of it."""

@@ -31,6 +31,7 @@ class Entrant:
         is_in: Whether it has come to its end; `result` and `error` tell how.
         abandoned: Whether it was left alone, in a thread that can't be stopped.
         judged: Whether somebody has looked at how it ended; `outcome` is for whoever that was.
+        was_told: Whether listeners know of it.
         handled: Whether it was judged, and is not to win.
     """
 
@@ -48,6 +49,7 @@ class Entrant:
         "number",
         "outcome",
         "result",
+        "was_told",
     )
 
     def __init__(self, number: int, context: ResilienceContext, began: float, delay: float) -> None:
@@ -61,7 +63,7 @@ class Entrant:
         self.outcome: Success[Any] | Rejected[Any] | Failure | None = None
         self.is_in = False
         self.abandoned = False
-        self.judged = self.handled = False
+        self.judged = self.handled = self.was_told = False
 
 
 class Race:

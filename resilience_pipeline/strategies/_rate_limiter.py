@@ -17,7 +17,6 @@ from attrs import field, frozen
 from .. import _instant
 from .._context import ResilienceContext, refuse_awaitable
 from .._errors import MisuseError, RateLimiterRejectedError
-from .._event import Event
 from .._locks import Lock
 from .._options import (
     REFERENCE,
@@ -34,7 +33,8 @@ from .._options import (
     to_seconds,
     to_seconds_or_none,
 )
-from ._base import Handler, Site, Strategy, run_hook
+from ..telemetry import Severity, StrategyEvent
+from ._base import Handler, Site, Strategy, announce
 from ._buckets import FixedWindowState, SlidingWindowState, TokenBucketState
 from ._keyed import keyed
 from ._waiters import WaiterQueue
@@ -199,7 +199,7 @@ class _Shared:
             }
 
 
-class RateLimiterRejectedEvent(Event):
+class RateLimiterRejectedEvent(StrategyEvent):
     """What a rate limiter's `on_rejected` is given.
 
     Attributes:
@@ -207,6 +207,8 @@ class RateLimiterRejectedEvent(Event):
         retry_after: Seconds until a permit could be had, or `None` if the limiter can't tell.
     """
 
+    name = "OnRateLimiterRejected"
+    severity: Severity = Severity.ERROR
     context: ResilienceContext
     retry_after: float | None
 
@@ -442,9 +444,10 @@ class _BoundRateLimiter:
             RateLimiterRejectedError, context, reason, retry_after=retry_after
         )
         try:
-            if self._options.on_rejected is not None:
+            on_rejected = self._options.on_rejected
+            if on_rejected is not None or self._site.wants(RateLimiterRejectedEvent):
                 event = RateLimiterRejectedEvent(context=context, retry_after=retry_after)
-                await run_hook(self._options.on_rejected, event, "on_rejected", error)
+                await announce(self._site, event, on_rejected, "on_rejected", error)
             raise error
         finally:
             del error

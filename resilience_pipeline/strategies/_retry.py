@@ -6,6 +6,7 @@ number of calls can go through one retry at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -33,11 +34,14 @@ from .._options import (
 )
 from .._outcome import Attempt, Failure, Rejected, Success
 from .._predicates import DEFAULT, Predicate, demanded_wait, is_plain, says_nothing, to_predicate
+from .._switches import switches
+from ..telemetry import Severity, TelemetryEvent
 from ._backoff import Backoff, BackoffType
 from ._base import (
     Handler,
     Site,
     Strategy,
+    announce,
     call_user,
     chain,
     handles_error,
@@ -45,7 +49,7 @@ from ._base import (
     origin,
     outcome_of,
     refuse_one_shot_arguments,
-    run_hook,
+    tell_of_attempt,
 )
 
 
@@ -63,7 +67,7 @@ class RetryDelayEvent(Event):
     attempt: int
 
 
-class RetryEvent(Event):
+class RetryEvent(TelemetryEvent):
     """What a retry's `on_retry` is given.
 
     Attributes:
@@ -71,9 +75,11 @@ class RetryEvent(Event):
         outcome: What the attempt that failed came to.
         attempt: Number of that attempt, from 0.
         delay: Seconds that will be waited before the next one.
-        duration: Seconds that the attempt ran.
+        duration: Seconds that the attempt ran; not a number if nobody listened when it began.
     """
 
+    name = "OnRetry"
+    severity: Severity = Severity.WARNING
     context: ResilienceContext
     outcome: Success[Any] | Rejected[Any] | Failure
     attempt: int
@@ -186,7 +192,9 @@ class _BoundRetry:
         self._next = next
         self._site = site
         # Reading the clock costs half a call, so it is read only for those who ask.
-        self._timed = options.on_retry is not None or options.max_elapsed is not None
+        self._timed = (
+            options.on_retry is not None or options.max_elapsed is not None or bool(site.listeners)
+        )
         # Nobody to be asked or told: what most calls of most pipelines find.
         self._plain = not (
             self._timed or options.delay_generator or options.should_handle.sees_results
@@ -205,7 +213,7 @@ class _BoundRetry:
         return stream.resumable(result, _Resumption(self, run, context))
 
     async def handle(self, context: ResilienceContext) -> Any:
-        if not self._plain or context._history is not None:
+        if not self._plain or switches.on or context._history is not None:
             return await self.attempts(context, _Run(self, context))
         # A plain run that succeeds at once needs no notes, and making them would double its cost.
         invocations = context._invocations
@@ -217,11 +225,14 @@ class _BoundRetry:
             error = caught
         attempt = 0
         try:
-            if self._unnoted and _may_just_repeat(context):
+            told = switches.is_logged(RetryEvent, RetryEvent.severity)
+            if self._unnoted and not told and _may_just_repeat(context):
                 # Nor does one whose failures say nothing and are tried again at once: a third less.
                 # Known types are looked up here: a frame for each failure would cost four per cent.
                 checkpoint = context._find_runtime().sleep
                 while (is_plain(type(error)) and not error.__dict__) or says_nothing(error):
+                    if switches.on:  # somebody has begun to listen
+                        break
                     await checkpoint(0)
                     attempt += 1
                     context.attempt = attempt
@@ -264,6 +275,9 @@ class _BoundRetry:
                     except Exception as caught:  # noqa: BLE001 - judged, then raised again
                         _keep_last_raise(caught, run.first_raise)
                         error, result = caught, None
+                    except BaseException:
+                        run.tell_of_cancelled()
+                        raise
                     else:
                         if run.is_plain:
                             return result
@@ -292,7 +306,8 @@ class _Run:
     """One execution's way through a retry; where nobody watches, made after its first failure.
 
     Attributes:
-        is_plain: Whether nobody has to be asked or told, a history included.
+        is_plain: Whether nobody has to be asked or told of the attempt, a history included.
+        began: When the attempt began, for those who ask.
         delay: Seconds to wait before the next attempt.
         delivered: Of a stream that is being resumed, how many chunks the consumer has got;
             `last_chunk` is the last of them.
@@ -303,13 +318,15 @@ class _Run:
     __slots__ = (
         "_attempt",
         "_backoff",
-        "_began",
         "_context",
+        "_is_watched",
+        "_may_be_plain",
         "_options",
         "_recorded",
         "_site",
         "_started",
         "_timed",
+        "began",
         "delay",
         "delivered",
         "first_raise",
@@ -324,7 +341,9 @@ class _Run:
         self._context = context
         self._backoff: Backoff | None = None
         self._attempt = attempt
-        self.is_plain = retry._plain and context._history is None
+        self._may_be_plain = retry._plain and context._history is None
+        self._is_watched = False
+        self.is_plain = self._may_be_plain
         self.delay = 0.0
         self.invocations = 0
         self.delivered = 0
@@ -332,7 +351,7 @@ class _Run:
         self.last_chunk: Any = None
         # Readings of the clock and the history, for those who ask.
         self._timed = retry._timed or context._history is not None
-        self._started = self._began = self._site.now() if self._timed else 0.0
+        self._started = self.began = self._site.now() if self._timed else 0.0
         self._recorded = 0
 
     def begin_attempt(self) -> None:
@@ -340,10 +359,19 @@ class _Run:
         context = self._context
         context.attempt = self._attempt
         self.invocations = context._invocations
-        if self._timed and self._attempt:
-            self._began = self._site.now()
+        watched = switches.on or bool(self._site.listeners)
+        if watched is not self._is_watched:
+            self._watch(watched)
+        if self._timed and (self._attempt or watched):
+            self.began = self._site.now()
         if context._history is not None:
             self._recorded = context._history.count
+
+    def _watch(self, watched: bool) -> None:
+        """Take note of whether anybody wants to know of the next attempt."""
+        self._is_watched = watched
+        self.is_plain = self._may_be_plain and not watched
+        self._timed = self._timed or watched
 
     def move_to(self, context: ResilienceContext) -> None:
         """Go on in another context of the same execution."""
@@ -402,6 +430,9 @@ class _Run:
                 return False
             delay = demanded
         self._refuse_one_shot_arguments(error)
+        # Who began to listen a moment ago, or the log; as `Site.wants`, for two thirds of the cost.
+        if switches.on or switches.is_logged(RetryEvent, RetryEvent.severity):
+            self._site.report(self._event(error, None, delay, math.nan))
         self.delay = delay
         self._attempt += 1
         return True
@@ -426,31 +457,51 @@ class _Run:
     async def _decide(self, error: Exception | None, result: Any) -> float | None:
         """Give the seconds to wait before the next attempt; `None` if there is none."""
         options, context = self._options, self._context
-        duration = self._site.now() - self._began if self._timed else 0.0
+        duration = self._site.now() - self.began if self._timed else 0.0
         self._record(error, result, duration)
         if error is None:
             handled = await handles_result(options.should_handle, context, result, self._attempt)
         else:
             handled = await handles_error(options.should_handle, context, error, self._attempt)
-        if not handled or not self._may_repeat():
+        is_repeated = handled and self._may_repeat()
+        if self._is_watched:
+            bad = Severity.WARNING if is_repeated else Severity.ERROR
+            tell_of_attempt(
+                self._site,
+                context,
+                outcome_of(context, error, result),
+                number=self._attempt,
+                duration=duration,
+                severity=bad if handled else Severity.INFO,
+            )
+        if not is_repeated:
             return None
         delay = await self._next_delay(error, result)
         if delay is None or self._too_late(delay):
             return None
         self._refuse_one_shot_arguments(error)
-        if options.on_retry is not None:
-            event = RetryEvent(
-                context=context,
-                outcome=outcome_of(context, error, result),
-                attempt=self._attempt,
-                delay=delay,
-                duration=duration,
-            )
-            await run_hook(options.on_retry, event, "on_retry", error)
+        if options.on_retry is not None or self._site.wants(RetryEvent):
+            event = self._event(error, result, delay, duration if self._timed else math.nan)
+            await announce(self._site, event, options.on_retry, "on_retry", error)
             # The hook may have taken its time.
             if self._too_late(delay):
                 return None
         return delay
+
+    def _event(self, error: Any, result: Any, delay: float, duration: float) -> RetryEvent:
+        return RetryEvent(
+            context=self._context,
+            outcome=outcome_of(self._context, error, result),
+            attempt=self._attempt,
+            delay=delay,
+            duration=duration,
+        )
+
+    def tell_of_cancelled(self) -> None:
+        """Tell listeners of an attempt that was cancelled or interrupted."""
+        if self._is_watched:
+            ran = self._site.now() - self.began
+            tell_of_attempt(self._site, self._context, None, number=self._attempt, duration=ran)
 
     def _record(self, error: Exception | None, result: Any, duration: float) -> None:
         """Note the try in the history, unless a retry further in has noted its own."""

@@ -25,7 +25,8 @@ from .._options import (
     to_name,
     to_seconds,
 )
-from ._base import Handler, Site, Strategy, call_user, run_hook
+from ..telemetry import Severity, StrategyEvent
+from ._base import Handler, Site, Strategy, announce, call_user
 
 
 class TimeoutGeneratorEvent(Event):
@@ -38,7 +39,7 @@ class TimeoutGeneratorEvent(Event):
     context: ResilienceContext
 
 
-class TimeoutEvent(Event):
+class TimeoutEvent(StrategyEvent):
     """What a timeout's `on_timeout` is given.
 
     Attributes:
@@ -46,6 +47,8 @@ class TimeoutEvent(Event):
         timeout: The limit that passed, in seconds; 0 if it was used up before the start.
     """
 
+    name = "OnTimeout"
+    severity: Severity = Severity.ERROR
     context: ResilienceContext
     timeout: float
 
@@ -152,9 +155,9 @@ class _BoundTimeout:
         reason = f"the call took longer than {limit:g} s"
         error = self._site.reject(TimeoutRejectedError, context, reason, timeout=limit)
         try:
-            if self._on_timeout is not None:
+            if self._on_timeout is not None or self._site.wants(TimeoutEvent):
                 event = TimeoutEvent(context=context, timeout=limit)
-                await run_hook(self._on_timeout, event, "on_timeout", error)
+                await announce(self._site, event, self._on_timeout, "on_timeout", error)
             # What was cancelled shows where the time was spent.
             raise error from cause
         finally:

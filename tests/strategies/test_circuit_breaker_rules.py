@@ -521,7 +521,11 @@ def test_of_sixteen_threads_five_are_trial_calls_again_and_again() -> None:
     pipeline = (
         ResiliencePipelineBuilder(clock=clock)
         .add_circuit_breaker(
-            consecutive_failures=1, half_open_probes=5, break_duration=1, on_closed=closed.append
+            consecutive_failures=1,
+            half_open_probes=5,
+            break_duration=1,
+            ignore=KeyError,
+            on_closed=closed.append,
         )
         .build()
     )
@@ -530,6 +534,7 @@ def test_of_sixteen_threads_five_are_trial_calls_again_and_again() -> None:
     start, done = threading.Barrier(crowd + 1), threading.Barrier(crowd + 1)
     inside = threading.Barrier(places)
     admitted: list[int] = []
+    nothing: dict[str, int] = {}
 
     def trial(number: int) -> None:
         admitted.append(number)
@@ -554,6 +559,8 @@ def test_of_sixteen_threads_five_are_trial_calls_again_and_again() -> None:
     for number in range(rounds):
         pipeline.settle_sync(fail)
         clock.time += 1
+        # Half-open, and that has been told: before, others than the first are refused.
+        pipeline.settle_sync(nothing.__getitem__, "what is ignored")
         start.wait(PATIENCE)
         done.wait(PATIENCE)
         assert len(closed) == number + 1

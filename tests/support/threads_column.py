@@ -46,6 +46,7 @@ MODULES: dict[str, int] = {
     "test_pipeline": 20,
     "test_context": 9,
     "test_errors": 8,
+    "test_events": 25,
 }
 
 #: Tests that could run in threads but say something that does not hold there, by what holds instead.
