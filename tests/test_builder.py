@@ -193,8 +193,6 @@ def test_a_misspelt_option_is_a_type_error_that_suggests_the_right_one(
 @pytest.mark.parametrize(
     ("make", "option"),
     [
-        (B().add_retry, "budget"),
-        (B().add_hedging, "budget"),
         (B().add_circuit_breaker, "ignore"),
         (B().add_circuit_breaker, "half_open_probes"),
         (B().add_circuit_breaker, "consecutive_failures"),

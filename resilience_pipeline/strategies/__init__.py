@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         TokenBucket,
     )
     from ._retry import Retry, RetryDelayEvent, RetryEvent, RetryResumeEvent
+    from ._retry_budget import RetryBudget, RetryBudgetExhaustedEvent
     from ._timeout import Timeout, TimeoutEvent, TimeoutGeneratorEvent
 
 __all__ = [
@@ -58,6 +59,8 @@ __all__ = [
     "RateLimiter",
     "RateLimiterRejectedEvent",
     "Retry",
+    "RetryBudget",
+    "RetryBudgetExhaustedEvent",
     "RetryDelayEvent",
     "RetryEvent",
     "RetryResumeEvent",
@@ -95,6 +98,8 @@ __getattr__, __dir__ = _lazy.lazily(
         "RateLimiter": "._rate_limiter",
         "RateLimiterRejectedEvent": "._rate_limiter",
         "Retry": "._retry",
+        "RetryBudget": "._retry_budget",
+        "RetryBudgetExhaustedEvent": "._retry_budget",
         "RetryDelayEvent": "._retry",
         "RetryEvent": "._retry",
         "RetryResumeEvent": "._retry",

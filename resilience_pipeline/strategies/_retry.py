@@ -25,6 +25,7 @@ from .._options import (
     count,
     function,
     generated_seconds,
+    instance,
     rule,
     text_or_none,
     to_name,
@@ -47,6 +48,7 @@ from ._base import (
     refuse_one_shot_arguments,
     run_hook,
 )
+from ._retry_budget import RetryBudget, Spending
 
 
 class RetryDelayEvent(Event):
@@ -133,6 +135,8 @@ class Retry(Strategy[Never]):
             does the demand, as the error's `retry_after`.
         max_elapsed: No retry starts later than this after the first attempt began; `None` for no
             limit.
+        budget: A `RetryBudget` that may refuse a further attempt: then the outcome comes out as it
+            is. One budget may serve many retries and hedgings.
         resumable: For streams: what to do when one fails after its first chunk. `False` lets the
             error out. `True` runs it again and skips what was delivered, by position and checked
             against a digest of that; a run that differs or ends short of it raises `ResumeError`. A
@@ -167,6 +171,9 @@ class Retry(Strategy[Never]):
     respect_retry_after: bool = field(default=True, kw_only=True, metadata=boolean())
     max_retry_after: float = field(default=60.0, kw_only=True, converter=to_seconds)
     max_elapsed: float | None = field(default=None, kw_only=True, converter=to_seconds_or_none)
+    budget: RetryBudget | None = field(
+        default=None, kw_only=True, metadata=instance(RetryBudget, "a RetryBudget")
+    )
     resumable: bool | Callable[[RetryResumeEvent], Any] = field(
         default=False, kw_only=True, metadata=rule(_is_resumable)
     )
@@ -179,7 +186,7 @@ class Retry(Strategy[Never]):
 
 
 class _BoundRetry:
-    __slots__ = ("_next", "_options", "_plain", "_site", "_timed", "_unnoted")
+    __slots__ = ("_next", "_options", "_plain", "_purse", "_site", "_timed", "_unnoted")
 
     def __init__(self, options: Retry, next: Handler, site: Site) -> None:  # noqa: A002
         self._options = options
@@ -187,9 +194,13 @@ class _BoundRetry:
         self._site = site
         # Reading the clock costs half a call, so it is read only for those who ask.
         self._timed = options.on_retry is not None or options.max_elapsed is not None
+        self._purse = None if options.budget is None else options.budget._purse(site.now)
         # Nobody to be asked or told: what most calls of most pipelines find.
         self._plain = not (
-            self._timed or options.delay_generator or options.should_handle.sees_results
+            self._timed
+            or self._purse
+            or options.delay_generator
+            or options.should_handle.sees_results
         )
         # Attempts that a plain run may make beside the first without computing or asking anything.
         at_once = self._plain and options.delay == 0 and options.should_handle is DEFAULT
@@ -286,6 +297,8 @@ class _BoundRetry:
         finally:
             # A frame that kept the error would close a circle through its traceback.
             error = None
+            if run.spending is not None:
+                run.spending.close()
 
 
 class _Run:
@@ -298,6 +311,7 @@ class _Run:
             `last_chunk` is the last of them.
         first_raise: The traceback of an error that was caught before the run began.
         invocations: How often the callback had been invoked when the attempt began.
+        spending: What is spent of the budget, if there is one.
     """
 
     __slots__ = (
@@ -316,6 +330,7 @@ class _Run:
         "invocations",
         "is_plain",
         "last_chunk",
+        "spending",
     )
 
     def __init__(self, retry: _BoundRetry, context: ResilienceContext, attempt: int = 0) -> None:
@@ -334,6 +349,8 @@ class _Run:
         self._timed = retry._timed or context._history is not None
         self._started = self._began = self._site.now() if self._timed else 0.0
         self._recorded = 0
+        purse = retry._purse
+        self.spending: Spending | None = None if purse is None else purse.open(context)
 
     def begin_attempt(self) -> None:
         """Take the readings that those after the attempt are compared with."""
@@ -435,7 +452,7 @@ class _Run:
         if not handled or not self._may_repeat():
             return None
         delay = await self._next_delay(error, result)
-        if delay is None or self._too_late(delay):
+        if delay is None or self._too_late(delay) or not self._may_spend():
             return None
         self._refuse_one_shot_arguments(error)
         if options.on_retry is not None:
@@ -475,6 +492,14 @@ class _Run:
         if self._attempt >= self._options.max_retry_attempts:
             return False
         return self._context.idempotent or not self._was_invoked()
+
+    def _may_spend(self) -> bool:
+        """Whether the budget, if there is one, has another attempt; that is charged at once."""
+        spending, context = self.spending, self._context
+        if spending is None:
+            return True
+        spending.ended(context)
+        return spending.spend(context)
 
     async def _next_delay(self, error: Exception | None, result: Any) -> float | None:
         """Seconds to wait; `None` if the other side demands more than is granted."""
@@ -570,6 +595,8 @@ class _Resumption:
             raise
         finally:
             del error
+            if run.spending is not None:  # cancelled in the wait
+                run.spending.close()
 
 
 def _may_just_repeat(context: ResilienceContext) -> bool:
