@@ -230,11 +230,10 @@ class ResilienceContext:
     @property
     def execution(self) -> object:
         """Identity of the execution; rejections carry it, see `outcome_of_error`."""
-        try:
-            return self._mark
-        except AttributeError:
-            self._mark = ExecutionMark()
-            return self._mark
+        mark = getattr(self, "_mark", None)  # to catch its absence costs several bare calls
+        if mark is None:
+            self._mark = mark = ExecutionMark()
+        return mark
 
     def is_own(self, error: Exception) -> bool:
         """Whether `error` is a rejection by this execution's strategies."""

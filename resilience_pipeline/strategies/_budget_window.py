@@ -33,7 +33,7 @@ class Slice:
 
     Attributes:
         start: When it started; `end` is when it is full.
-        latest: The time of the last event in it.
+        latest: The time of the last extra in it.
         count: How many there are.
         is_counted: Whether they are in the window still.
     """
@@ -89,8 +89,13 @@ class BudgetWindow:
         Args:
             now: The time in seconds, not before that of an earlier call.
         """
-        self._drop_old(now)
-        self._count(self._first_slices, now)
+        slices = self._first_slices
+        # On the path of every call: while the slice is open this is all that happens.
+        if slices and now < slices[-1].end:
+            slices[-1].count += 1
+        else:
+            self._drop_old(now)
+            self._count(slices, now)
         self._firsts += 1
 
     def spend(self, now: float) -> Slice | None:

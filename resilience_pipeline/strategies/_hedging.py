@@ -162,7 +162,8 @@ class Hedging(Strategy[Never]):
 
     def bind(self, next: Handler, site: Site) -> Handler:  # noqa: A002
         """Make the handler of one pipeline, which has seen no latency yet."""
-        return _BoundHedging(self, next, site).handle
+        bound = _BoundHedging(self, next, site)
+        return bound.handle if bound._purse is None else bound._purse.counting(bound.handle)
 
 
 class _BoundHedging:
@@ -182,7 +183,7 @@ class _BoundHedging:
     async def handle(self, context: ResilienceContext) -> Any:
         run = _Run(self._options, self._site, self._latencies, context, self._next)
         if self._purse is not None:
-            run.spending = self._purse.open(context)
+            run.spending = self._purse.spending()
         try:
             winner = await run.decide()
             await run.close_all_but(winner)

@@ -182,7 +182,8 @@ class Retry(Strategy[Never]):
     def bind(self, next: Handler, site: Site) -> Handler:  # noqa: A002
         """Make the handler of one pipeline."""
         bound = _BoundRetry(self, next, site)
-        return bound.handle if self.resumable is False else bound.handle_resumable
+        handle = bound.handle if self.resumable is False else bound.handle_resumable
+        return handle if bound._purse is None else bound._purse.counting(handle)
 
 
 class _BoundRetry:
@@ -197,13 +198,11 @@ class _BoundRetry:
         self._purse = None if options.budget is None else options.budget._purse(site.now)
         # Nobody to be asked or told: what most calls of most pipelines find.
         self._plain = not (
-            self._timed
-            or self._purse
-            or options.delay_generator
-            or options.should_handle.sees_results
+            self._timed or options.delay_generator or options.should_handle.sees_results
         )
         # Attempts that a plain run may make beside the first without computing or asking anything.
         at_once = self._plain and options.delay == 0 and options.should_handle is DEFAULT
+        at_once = at_once and self._purse is None
         self._unnoted = options.max_retry_attempts if at_once else 0
 
     async def handle_resumable(self, context: ResilienceContext) -> Any:
@@ -350,7 +349,7 @@ class _Run:
         self._started = self._began = self._site.now() if self._timed else 0.0
         self._recorded = 0
         purse = retry._purse
-        self.spending: Spending | None = None if purse is None else purse.open(context)
+        self.spending: Spending | None = None if purse is None else purse.spending()
 
     def begin_attempt(self) -> None:
         """Take the readings that those after the attempt are compared with."""
@@ -418,6 +417,8 @@ class _Run:
             if demanded is None:
                 return False
             delay = demanded
+        if self.spending is not None and not self._may_spend(self.spending):
+            return False
         self._refuse_one_shot_arguments(error)
         self.delay = delay
         self._attempt += 1
@@ -452,7 +453,9 @@ class _Run:
         if not handled or not self._may_repeat():
             return None
         delay = await self._next_delay(error, result)
-        if delay is None or self._too_late(delay) or not self._may_spend():
+        if delay is None or self._too_late(delay):
+            return None
+        if self.spending is not None and not self._may_spend(self.spending):
             return None
         self._refuse_one_shot_arguments(error)
         if options.on_retry is not None:
@@ -493,13 +496,10 @@ class _Run:
             return False
         return self._context.idempotent or not self._was_invoked()
 
-    def _may_spend(self) -> bool:
-        """Whether the budget, if there is one, has another attempt; that is charged at once."""
-        spending, context = self.spending, self._context
-        if spending is None:
-            return True
-        spending.ended(context)
-        return spending.spend(context)
+    def _may_spend(self, spending: Spending) -> bool:
+        """Whether the budget has another attempt, which is charged at once."""
+        spending.ended(self._context)
+        return spending.spend(self._context)
 
     async def _next_delay(self, error: Exception | None, result: Any) -> float | None:
         """Seconds to wait; `None` if the other side demands more than is granted."""

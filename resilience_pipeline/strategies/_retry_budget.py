@@ -19,7 +19,7 @@ Charges that were thought through:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from attrs import field, frozen
@@ -29,6 +29,7 @@ from .._event import Event
 from .._locks import Lock
 from .._options import checked, is_number, positive_number, rule, shown, to_seconds
 from .._outcome import Failure, Rejected, Success
+from ._base import Handler
 from ._budget_window import BudgetWindow, Slice
 
 
@@ -52,7 +53,8 @@ class _Account:
     Attributes:
         lock: Guards everything in here.
         latest: The latest time there was, on the budget's own scale.
-        window: What has been counted.
+        window: What has been counted; made for the first strategy, when the options are known to be
+            good.
     """
 
     __slots__ = ("latest", "lock", "window")
@@ -102,12 +104,12 @@ class RetryBudget:
     _account: _Account = field(init=False, factory=_Account, repr=False)
 
     def _purse(self, now: Callable[[], float]) -> Purse:
-        """Give what one strategy of one pipeline spends from.
-
-        Args:
-            now: Reads the pipeline's clock, see `Site.now`.
-        """
-        return Purse(self, self._account, now)
+        """Give what one strategy of one pipeline spends from; `now` reads that one's clock."""
+        account = self._account
+        with account.lock:
+            if account.window is None:
+                account.window = BudgetWindow(self.ratio, self.min_per_second, self.window)
+            return Purse(account, account.window, self.window, now)
 
     def __repr__(self) -> str:
         """Show the options that differ from their defaults, as in a call."""
@@ -117,38 +119,51 @@ class RetryBudget:
 class Purse:
     """A budget in the hands of one strategy of one pipeline."""
 
-    __slots__ = ("_account", "_now", "_offset", "_options")
+    __slots__ = ("_account", "_length", "_now", "_offset", "_window")
 
-    def __init__(self, options: RetryBudget, account: _Account, now: Callable[[], float]) -> None:
-        self._options = options
+    def __init__(
+        self, account: _Account, window: BudgetWindow, length: float, now: Callable[[], float]
+    ) -> None:
         self._account = account
+        self._window = window
+        #: Of the window, in seconds.
+        self._length = length
         self._now = now
         #: What the clock has to be put forward by to agree with the others.
         self._offset = 0.0
 
-    def open(self, context: ResilienceContext) -> Spending:
-        """Begin an execution: it counts as a first, unless the budget has met it already."""
-        account, now = self._account, self._now()
-        with account.lock:
-            window = account.window
-            if window is None:
-                options = self._options
-                window = BudgetWindow(options.ratio, options.min_per_second, options.window)
-                account.window = window
-            if cast(ExecutionMark, context.execution).is_new_to(window):
-                window.first(self._agreed(now))
-        return Spending(self, window)
+    def counting(self, handle: Handler) -> Handler:
+        """Have a strategy's handler count executions as firsts."""
+        meet = self.meet
 
-    def spend(self, window: BudgetWindow) -> Slice | None:
+        def counted(context: ResilienceContext) -> Awaitable[Any]:
+            meet(context)
+            return handle(context)
+
+        return counted
+
+    def meet(self, context: ResilienceContext) -> None:
+        """Count an execution as a first, unless the budget has met it already."""
+        account = self._account
+        if cast(ExecutionMark, context.execution).is_new_to(account):
+            now = self._now()
+            with account.lock:
+                self._window.first(self._agreed(now))
+
+    def spending(self) -> Spending:
+        """Begin to spend, for one execution."""
+        return Spending(self)
+
+    def spend(self) -> Slice | None:
         """Charge a further attempt; `None` if there is none left."""
         now = self._now()
         with self._account.lock:
-            return window.spend(self._agreed(now))
+            return self._window.spend(self._agreed(now))
 
-    def give_back(self, window: BudgetWindow, charged_to: Slice) -> None:
+    def give_back(self, charged_to: Slice) -> None:
         """Take a charge back."""
         with self._account.lock:
-            window.give_back(charged_to)
+            self._window.give_back(charged_to)
 
     def _agreed(self, now: float) -> float:
         """Give the budget's time, which never runs backwards; called under the lock.
@@ -161,7 +176,7 @@ class Purse:
         time = now + self._offset
         lag = account.latest - time
         if lag > 0:
-            if lag > self._options.window:
+            if lag > self._length:
                 self._offset += lag
             return account.latest
         account.latest = time
@@ -171,18 +186,17 @@ class Purse:
 class Spending:
     """What one execution spends in one strategy."""
 
-    __slots__ = ("_charges", "_purse", "_window")
+    __slots__ = ("_charges", "_purse")
 
-    def __init__(self, purse: Purse, window: BudgetWindow) -> None:
+    def __init__(self, purse: Purse) -> None:
         self._purse = purse
-        self._window = window
         #: By the context of the attempt: where it is charged, and how often the callback had been
         #: invoked by then.
         self._charges: dict[ResilienceContext, tuple[Slice, int]] = {}
 
     def spend(self, context: ResilienceContext) -> bool:
         """Charge a further attempt, which `context` is for; whether it is granted."""
-        charged_to = self._purse.spend(self._window)
+        charged_to = self._purse.spend()
         if charged_to is None:
             return False
         self._charges[context] = (charged_to, context._invocations)
@@ -192,7 +206,7 @@ class Spending:
         """Take note that an attempt is over: it is given back if the callback was not invoked."""
         charge = self._charges.pop(context, None)
         if charge is not None and context._invocations == charge[1]:
-            self._purse.give_back(self._window, charge[0])
+            self._purse.give_back(charge[0])
 
     def close(self) -> None:
         """Take note that every attempt is over, or will not be made."""

@@ -776,7 +776,27 @@ async def test_racers_do_not_overspend() -> None:
         tasks.cancel_scope.cancel()
 
 
+@ANYIO
+async def test_a_hedge_before_the_winner_is_charged_with_it(clock: VirtualClock) -> None:
+    """Two hedges of a race that the third attempt wins: two extras."""
+    budget = only(3)
+    pipeline = B(clock=clock).add_hedging(max_hedged_attempts=5, delay=0.1, budget=budget).build()
+    fn = Racers(clock, (9, "first"), (9, "second"), (0.05, "third"))
+    assert await pipeline.execute(fn) == "third"
+    assert await left(budget, clock) == 1
+
+
 # ---- clocks ---------------------------------------------------------------------------------------
+
+
+def test_a_reading_that_comes_late_counts_as_the_latest() -> None:
+    """Two threads read one clock and get to the budget in another order: time does not run backwards."""
+    budget, times = RetryBudget(ratio=0, min_per_second=0.2), [0.0, 0.9, 0.1, 10.5, 10.9]
+    purse = budget._purse(lambda: times.pop(0))
+    purse.meet(ResilienceContext())
+    spending = purse.spending()
+    granted = [spending.spend(ResilienceContext()) for _ in range(4)]
+    assert granted == [True, True, False, True]
 
 
 @ANYIO
