@@ -126,6 +126,16 @@ class History:
 Rest: TypeAlias = "tuple[Callable[[ResilienceContext], Any], Callable[[], Runtime], Rest | None]"
 
 
+class ExecutionMark:
+    """Identity of one execution, the same in all its contexts, and who has counted it."""
+
+    def is_new_to(self, counter: object) -> bool:
+        """Whether `counter` meets the execution for the first time: true once, whatever thread asks."""
+        counters: dict[object, object] = vars(self).setdefault("counters", {})
+        asked = object()
+        return counters.setdefault(counter, asked) is asked
+
+
 class ResilienceContext:
     """State of one execution, visible in callbacks, hooks and predicates.
 
@@ -220,11 +230,10 @@ class ResilienceContext:
     @property
     def execution(self) -> object:
         """Identity of the execution; rejections carry it, see `outcome_of_error`."""
-        try:
-            return self._mark
-        except AttributeError:
-            self._mark = object()
-            return self._mark
+        mark = getattr(self, "_mark", None)  # to catch its absence costs several bare calls
+        if mark is None:
+            self._mark = mark = ExecutionMark()
+        return mark
 
     def is_own(self, error: Exception) -> bool:
         """Whether `error` is a rejection by this execution's strategies."""
@@ -268,7 +277,7 @@ class ResilienceContext:
         self._fn = fn
         self._args = args
         self._invocations = 0
-        self._mark = object()
+        self._mark = ExecutionMark()
         self._rest = None
         self._sync = None
         return self

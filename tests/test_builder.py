@@ -212,19 +212,6 @@ def test_a_misspelt_option_is_a_type_error_that_suggests_the_right_one(
             make(**{misspelt: None})
 
 
-@pytest.mark.parametrize(
-    ("make", "option"),
-    [
-        (B().add_retry, "budget"),
-        (B().add_hedging, "budget"),
-    ],
-)
-def test_options_that_come_later_are_refused(make: Callable[..., object], option: str) -> None:
-    """What is not implemented is not accepted in silence."""
-    with pytest.raises(TypeError, match=option):
-        make(**{option: None})
-
-
 def test_bad_options_are_refused_when_added_and_all_named() -> None:
     """PL-06: adding raises an error that names the options' type and each bad field."""
     builder = B()

@@ -62,6 +62,7 @@ PURE = [
     "strategies._rolling_window",
     "strategies._breaker_state",
     "strategies._buckets",
+    "strategies._budget_window",
     "strategies._percentile_delay",
     "_digest",
     "_durations",

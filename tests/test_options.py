@@ -27,6 +27,7 @@ from resilience_pipeline import (
     PercentileDelay,
     RateLimiter,
     Retry,
+    RetryBudget,
     SlidingWindow,
     Timeout,
     TokenBucket,
@@ -106,6 +107,7 @@ NO_COUNTS = [1.5, 3.0, True, False, "3", None, math.nan, -math.inf, [1]]
 
 
 PERCENTILE = PercentileDelay(0.95)
+BUDGET = RetryBudget()
 
 
 def or_none(kind: Kind) -> Kind:
@@ -130,6 +132,14 @@ RATIO: Kind = (
     [(0, 0), (1, 1), (0.5, 0.5), (0.0, 0.0)],
     [-0.1, 1.1, math.nan, math.inf, True, "0.5", None],
 )
+AMOUNT: Kind = (
+    [(0, 0), (0.1, 0.1), (1, 1), (2.5, 2.5)],
+    [-0.1, -1, math.nan, math.inf, True, "0.5", None],
+)
+BUDGET_KIND: Kind = (
+    [(None, None), (BUDGET, BUDGET)],
+    [0.1, "10%", RetryBudget, {"ratio": 0.1}, True, object()],
+)
 BOOLEAN: Kind = ([(True, True), (False, False)], [0, 1, None, "yes"])
 
 OPTIONS: dict[Callable[..., Any], dict[str, Kind]] = {
@@ -151,6 +161,7 @@ OPTIONS: dict[Callable[..., Any], dict[str, Kind]] = {
         "respect_retry_after": BOOLEAN,
         "max_retry_after": DURATION,
         "max_elapsed": DURATION_OR_NONE,
+        "budget": BUDGET_KIND,
         "resumable": (
             [(True, True), (False, False), (hook, hook), (async_hook, async_hook)],
             [0, 1, None, "yes"],
@@ -201,7 +212,13 @@ OPTIONS: dict[Callable[..., Any], dict[str, Kind]] = {
         "should_handle": PREDICATE,
         "action_generator": FUNCTION,
         "on_hedging": FUNCTION,
+        "budget": BUDGET_KIND,
         "name": NAME,
+    },
+    RetryBudget: {
+        "ratio": AMOUNT,
+        "min_per_second": AMOUNT,
+        "window": (DURATIONS[:-1], [*NO_DURATIONS, None, 0.0, math.inf]),
     },
     PercentileDelay: {
         "percentile": ([(0.5, 0.5), (0.99, 0.99)], [0, 1, -0.1, 95, math.nan, True, "0.9", None]),
@@ -412,6 +429,7 @@ def test_defaults() -> None:
         "respect_retry_after": True,
         "max_retry_after": 60.0,
         "max_elapsed": None,
+        "budget": None,
         "resumable": False,
         "name": "Retry",
     }
@@ -447,9 +465,12 @@ def test_defaults() -> None:
         "delay_generator": None,
         "action_generator": None,
         "on_hedging": None,
+        "budget": None,
         "name": "Hedging",
     }
     assert hedging.should_handle is retry.should_handle
+    budget = RetryBudget()
+    assert (budget.ratio, budget.min_per_second, budget.window) == (0.1, 1.0, 10.0)
     assert attrs.astuple(percentile) == (0.9, 0.0, math.inf, 1000, 2.0)
     assert (TokenBucket(1, 1).per, SlidingWindow(1, 1).segments) == (1.0, 10)
 

@@ -208,6 +208,7 @@ def test_strategies_are_importable_from_the_package_too() -> None:
         "handle_inner",
         "handle_result",
         "Retry",
+        "RetryBudget",
         "CircuitBreaker",
         "CircuitBreakerControl",
         "Timeout",

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     )
     from ._record_replay import RecordReplay, RecordReplayKeyEvent
     from ._retry import Retry, RetryDelayEvent, RetryEvent, RetryResumeEvent
+    from ._retry_budget import RetryBudget, RetryBudgetExhaustedEvent
     from ._timeout import Timeout, TimeoutEvent, TimeoutGeneratorEvent
 
 __all__ = [
@@ -84,6 +85,8 @@ __all__ = [
     "RecordReplayKeyEvent",
     "ResilienceLock",
     "Retry",
+    "RetryBudget",
+    "RetryBudgetExhaustedEvent",
     "RetryDelayEvent",
     "RetryEvent",
     "RetryResumeEvent",
@@ -136,6 +139,8 @@ if not TYPE_CHECKING:  # to which every name would be one that is there
             "RecordReplayKeyEvent": "._record_replay",
             "ResilienceLock": "._lock",
             "Retry": "._retry",
+            "RetryBudget": "._retry_budget",
+            "RetryBudgetExhaustedEvent": "._retry_budget",
             "RetryDelayEvent": "._retry",
             "RetryEvent": "._retry",
             "RetryResumeEvent": "._retry",

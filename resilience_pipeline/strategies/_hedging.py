@@ -31,6 +31,7 @@ from .._options import (
     count,
     function,
     generated_seconds,
+    instance,
     rule,
     text_or_none,
     to_name,
@@ -54,6 +55,7 @@ from ._base import (
 )
 from ._percentile_delay import LatencyWindow, PercentileDelay
 from ._race import Entrant, Race
+from ._retry_budget import Purse, RetryBudget, RetryBudgetExhaustedEvent, Spending
 
 
 class HedgingDelayEvent(Event):
@@ -132,6 +134,8 @@ class Hedging(Strategy[Never]):
             becomes the attempt's outcome. Default: the callback once more.
         on_hedging: Hook called with a `HedgingEvent` before each launch. What it raises ends the
             call.
+        budget: A `RetryBudget` that may refuse a launch, and does nothing else: what runs goes on.
+            One budget may serve many retries and hedgings.
         name: Name for events and errors.
 
     Raises:
@@ -155,15 +159,19 @@ class Hedging(Strategy[Never]):
     on_hedging: Callable[[HedgingEvent], object] | None = field(
         default=None, kw_only=True, metadata=function()
     )
+    budget: RetryBudget | None = field(
+        default=None, kw_only=True, metadata=instance(RetryBudget, "a RetryBudget")
+    )
     name: str = field(default=None, kw_only=True, converter=to_name, metadata=text_or_none())
 
     def bind(self, next: Handler, site: Site) -> Handler:  # noqa: A002
         """Make the handler of one pipeline, which has seen no latency yet."""
-        return _BoundHedging(self, next, site).handle
+        bound = _BoundHedging(self, next, site)
+        return bound.handle if bound._purse is None else bound._purse.counting(bound.handle)
 
 
 class _BoundHedging:
-    __slots__ = ("_latencies", "_next", "_options", "_site")
+    __slots__ = ("_latencies", "_next", "_options", "_purse", "_site")
 
     def __init__(self, options: Hedging, next: Handler, site: Site) -> None:  # noqa: A002
         self._options = options
@@ -172,9 +180,14 @@ class _BoundHedging:
         self._latencies: LatencyWindow | None = None
         if isinstance(options.delay_generator, PercentileDelay):
             self._latencies = options.delay_generator.start()
+        self._purse: Purse | None = None
+        if options.budget is not None:
+            self._purse = options.budget._purse(site.now)
 
     async def handle(self, context: ResilienceContext) -> Any:
         run = _Run(self._options, self._site, self._latencies, context, self._next)
+        if self._purse is not None:
+            run.spending = self._purse.spending()
         try:
             winner = await run.decide()
             await run.close_all_but(winner)
@@ -208,6 +221,7 @@ class _Run:
         "_race",
         "_site",
         "_written",
+        "spending",
     )
 
     def __init__(
@@ -225,7 +239,8 @@ class _Run:
         self._race = Race(context.runtime, next, site)
         #: Handled outcomes for each of which the next attempt is to be launched at once.
         self._due = 0
-        #: Whether the action generator gave nothing, and no attempt has come out since.
+        #: Whether the action generator gave nothing or the budget refused, and no attempt has come
+        #: out since.
         self._declined = False
         #: The delay until the next launch, once it is known.
         self._delay: float | None = None
@@ -233,6 +248,8 @@ class _Run:
         #: one that is being prepared.
         self._written: list[dict[Any, Any]] = []
         self._copied: dict[Any, Any] = {}
+        #: What is spent of the budget, if there is one.
+        self.spending: Spending | None = None
 
     # ---- deciding
 
@@ -262,6 +279,8 @@ class _Run:
         while (entrant := self._race.unjudged()) is not None:
             entrant.judged = True
             context, number = entrant.context, entrant.number
+            if self.spending is not None:
+                self.spending.ended(context)
             if not isinstance(entrant.error, Exception | None):
                 return entrant  # an interrupt: nothing else counts any more
             if context._history is not None:
@@ -330,9 +349,19 @@ class _Run:
         """Make the context of the next attempt, and tell of it; `None` if there is none to launch."""
         self._due = max(0, self._due - 1)
         context = self._attempt_context()
+        if self.spending is not None and not self.spending.spend(context):
+            self._declined = True
+            if self._site.wants(RetryBudgetExhaustedEvent):
+                last = len(self._race.entrants) - 1
+                self._site.report(
+                    RetryBudgetExhaustedEvent(context=self._context, outcome=None, attempt=last)
+                )
+            return None
         if self._options.action_generator is None:
             self._refuse_one_shot_arguments()
         elif not await self._set_action(context, self._options.action_generator):
+            if self.spending is not None:
+                self.spending.ended(context)
             return None
         on_hedging = self._options.on_hedging
         if on_hedging is not None or self._site.wants(HedgingEvent):
@@ -447,6 +476,8 @@ class _Run:
             self._add_up(context)
 
     def _add_up(self, context: ResilienceContext) -> None:
+        if self.spending is not None:
+            self._settle_with(self.spending)
         for entrant in self._race.entrants:
             context._invocations += entrant.context._invocations
             self._record(entrant)
@@ -475,6 +506,14 @@ class _Run:
             duration=entrant.ended - entrant.began,
             severity=Severity.WARNING if entrant.handled else Severity.INFO,
         )
+
+    def _settle_with(self, spending: Spending) -> None:
+        """Have hedges given back that never started: of those left alone in threads, when it is known."""
+        around = self._context._sync
+        if around is None:
+            spending.close()
+        else:
+            around.when_gone(spending.close)
 
     def _record(self, entrant: Entrant) -> None:
         """Note an attempt in the history, or the tries that a strategy inside has noted of it."""

@@ -20,7 +20,26 @@ from typing import Any, Generic, Protocol, TypeVar
 from .._context import ResilienceContext, refuse_awaitable
 from .._errors import MisuseError
 from .._locks import Lock
+from ..telemetry import Severity, StrategyEvent
 from ._base import Handler, Site
+
+
+class KeysExceededEvent(StrategyEvent):
+    """What listeners are told when a key is added and more are in use than `max_keys`.
+
+    Attributes:
+        context: The context of the execution that brought the key.
+        key: The key.
+        keys: How many there are now.
+        max_keys: How many there may be while any of them is idle.
+    """
+
+    name = "OnKeysExceeded"
+    severity: Severity = Severity.WARNING
+    context: ResilienceContext
+    key: Hashable
+    keys: int
+    max_keys: int
 
 
 class Bound(Protocol):
@@ -108,8 +127,14 @@ class KeyedStrategies(Generic[B]):
     async def handle(self, context: ResilienceContext) -> Any:
         """Run the inside under the strategy of the call's key."""
         key = self._key_of(context)
-        entry = self._enter(key)
+        entry, keys = self._enter(key)
         try:
+            if keys > self._max_keys and self._site.wants(KeysExceededEvent):
+                self._site.report(
+                    KeysExceededEvent(
+                        context=context, key=key, keys=keys, max_keys=self._max_keys
+                    )
+                )
             return await entry.handle(context)
         finally:
             self._leave(key, entry)
@@ -132,10 +157,11 @@ class KeyedStrategies(Generic[B]):
             raise MisuseError(msg) from None
         return key  # type: ignore[no-any-return]
 
-    def _enter(self, key: Hashable) -> _Entry[B]:
+    def _enter(self, key: Hashable) -> tuple[_Entry[B], int]:
+        """Give a key's entry and, where it is new, how many keys there are now."""
         entry = self._find(key)
         if entry is not None:
-            return entry
+            return entry, 0
         made = _Entry(*self._make(key))
         with self._lock:
             entry = self._entries.get(key)
@@ -145,17 +171,18 @@ class KeyedStrategies(Generic[B]):
                 self._let_go(self._site.now())
             else:
                 entry.inside += 1
+            keys = len(self._entries)
         if entry is not made:
             if self._dropped is not None:
                 self._dropped(made.bound)
-            return entry
+            return entry, 0
         if self._kept is not None:
             try:
                 self._kept(made.bound)
             except BaseException:
                 self._leave(key, entry)
                 raise
-        return entry
+        return entry, keys
 
     def _find(self, key: Hashable) -> _Entry[B] | None:
         with self._lock:

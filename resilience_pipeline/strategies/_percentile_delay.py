@@ -1,8 +1,9 @@
 """Latencies seen lately, and how long the slow ones of them took.
 
 Pure: no clock, no event loop. The window is kept twice, in the order of arrival to know what goes,
-and in the order of size to read a percentile from, so that reading costs nothing and noting a call
-a search and a shift in one small array.
+and in the order of size to read a percentile from, so that reading costs the same whatever the
+window, and noting a call a search and a shift in one small array: for up to ten thousand calls hardly
+more than for twenty. In return the percentile is exact, which a moving estimate is not.
 """
 
 from __future__ import annotations

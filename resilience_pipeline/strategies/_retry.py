@@ -26,6 +26,7 @@ from .._options import (
     count,
     function,
     generated_seconds,
+    instance,
     rule,
     text_or_none,
     to_name,
@@ -51,6 +52,7 @@ from ._base import (
     refuse_one_shot_arguments,
     tell_of_attempt,
 )
+from ._retry_budget import RetryBudget, RetryBudgetExhaustedEvent, Spending
 
 
 class RetryDelayEvent(Event):
@@ -139,6 +141,8 @@ class Retry(Strategy[Never]):
             does the demand, as the error's `retry_after`.
         max_elapsed: No retry starts later than this after the first attempt began; `None` for no
             limit.
+        budget: A `RetryBudget` that may refuse a further attempt: then the outcome comes out as it
+            is. One budget may serve many retries and hedgings.
         resumable: For streams: what to do when one fails after its first chunk. `False` lets the
             error out. `True` runs it again and skips what was delivered, by position and checked
             against a digest of that; a run that differs or ends short of it raises `ResumeError`. A
@@ -173,6 +177,9 @@ class Retry(Strategy[Never]):
     respect_retry_after: bool = field(default=True, kw_only=True, metadata=boolean())
     max_retry_after: float = field(default=60.0, kw_only=True, converter=to_seconds)
     max_elapsed: float | None = field(default=None, kw_only=True, converter=to_seconds_or_none)
+    budget: RetryBudget | None = field(
+        default=None, kw_only=True, metadata=instance(RetryBudget, "a RetryBudget")
+    )
     resumable: bool | Callable[[RetryResumeEvent], Any] = field(
         default=False, kw_only=True, metadata=rule(_is_resumable)
     )
@@ -181,11 +188,12 @@ class Retry(Strategy[Never]):
     def bind(self, next: Handler, site: Site) -> Handler:  # noqa: A002
         """Make the handler of one pipeline."""
         bound = _BoundRetry(self, next, site)
-        return bound.handle if self.resumable is False else bound.handle_resumable
+        handle = bound.handle if self.resumable is False else bound.handle_resumable
+        return handle if bound._purse is None else bound._purse.counting(handle)
 
 
 class _BoundRetry:
-    __slots__ = ("_next", "_options", "_plain", "_site", "_timed", "_unnoted")
+    __slots__ = ("_next", "_options", "_plain", "_purse", "_site", "_timed", "_unnoted")
 
     def __init__(self, options: Retry, next: Handler, site: Site) -> None:  # noqa: A002
         self._options = options
@@ -195,12 +203,14 @@ class _BoundRetry:
         self._timed = (
             options.on_retry is not None or options.max_elapsed is not None or bool(site.listeners)
         )
+        self._purse = None if options.budget is None else options.budget._purse(site.now)
         # Nobody to be asked or told: what most calls of most pipelines find.
         self._plain = not (
             self._timed or options.delay_generator or options.should_handle.sees_results
         )
         # Attempts that a plain run may make beside the first without computing or asking anything.
         at_once = self._plain and options.delay == 0 and options.should_handle is DEFAULT
+        at_once = at_once and self._purse is None
         self._unnoted = options.max_retry_attempts if at_once else 0
 
     async def handle_resumable(self, context: ResilienceContext) -> Any:
@@ -300,6 +310,8 @@ class _BoundRetry:
         finally:
             # A frame that kept the error would close a circle through its traceback.
             error = None
+            if run.spending is not None:
+                run.spending.close()
 
 
 class _Run:
@@ -313,6 +325,7 @@ class _Run:
             `last_chunk` is the last of them.
         first_raise: The traceback of an error that was caught before the run began.
         invocations: How often the callback had been invoked when the attempt began.
+        spending: What is spent of the budget, if there is one.
     """
 
     __slots__ = (
@@ -333,6 +346,7 @@ class _Run:
         "invocations",
         "is_plain",
         "last_chunk",
+        "spending",
     )
 
     def __init__(self, retry: _BoundRetry, context: ResilienceContext, attempt: int = 0) -> None:
@@ -353,6 +367,8 @@ class _Run:
         self._timed = retry._timed or context._history is not None
         self._started = self.began = self._site.now() if self._timed else 0.0
         self._recorded = 0
+        purse = retry._purse
+        self.spending: Spending | None = None if purse is None else purse.spending()
 
     def begin_attempt(self) -> None:
         """Take the readings that those after the attempt are compared with."""
@@ -429,6 +445,8 @@ class _Run:
             if demanded is None:
                 return False
             delay = demanded
+        if self.spending is not None and not self._may_spend(self.spending, error, None):
+            return False
         self._refuse_one_shot_arguments(error)
         # Who began to listen a moment ago, or the log; as `Site.wants`, for two thirds of the cost.
         if switches.on or switches.is_logged(RetryEvent, RetryEvent.severity):
@@ -479,6 +497,8 @@ class _Run:
         delay = await self._next_delay(error, result)
         if delay is None or self._too_late(delay):
             return None
+        if self.spending is not None and not self._may_spend(self.spending, error, result):
+            return None
         self._refuse_one_shot_arguments(error)
         if options.on_retry is not None or self._site.wants(RetryEvent):
             event = self._event(error, result, delay, duration if self._timed else math.nan)
@@ -526,6 +546,19 @@ class _Run:
         if self._attempt >= self._options.max_retry_attempts:
             return False
         return self._context.idempotent or not self._was_invoked()
+
+    def _may_spend(self, spending: Spending, error: Exception | None, result: Any) -> bool:
+        """Whether the budget has another attempt, which is charged at once."""
+        context = self._context
+        spending.ended(context)
+        if spending.spend(context):
+            return True
+        if self._site.wants(RetryBudgetExhaustedEvent):
+            outcome = outcome_of(context, error, result)
+            self._site.report(
+                RetryBudgetExhaustedEvent(context=context, outcome=outcome, attempt=self._attempt)
+            )
+        return False
 
     async def _next_delay(self, error: Exception | None, result: Any) -> float | None:
         """Seconds to wait; `None` if the other side demands more than is granted."""
@@ -621,6 +654,8 @@ class _Resumption:
             raise
         finally:
             del error
+            if run.spending is not None:  # cancelled in the wait
+                run.spending.close()
 
 
 def _may_just_repeat(context: ResilienceContext) -> bool:

@@ -56,6 +56,7 @@ def test_the_signature_shows_the_options(make: Any) -> None:
         "should_handle",
         "action_generator",
         "on_hedging",
+        "budget",
         "name",
     ]
     assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters)

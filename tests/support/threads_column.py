@@ -30,6 +30,7 @@ MODULES: dict[str, int] = {
     "test_percentile_delay": 9,
     "test_rate_limiter": 27,
     "test_retry": 42,
+    "test_retry_budget": 20,
     "test_retry_edges": 23,
     "test_retry_repeats": 15,
     "test_timeout": 29,

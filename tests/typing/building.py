@@ -28,6 +28,7 @@ from resilience_pipeline import (
     ResiliencePipelineBuilder,
     ResiliencePipelineRegistry,
     Retry,
+    RetryBudget,
     RetryEvent,
     SlidingWindow,
     Timeout,
@@ -50,6 +51,11 @@ assert_type(ResiliencePipeline.empty, ResiliencePipeline[Never])
 assert_type(empty.add_retry(), ResiliencePipelineBuilder[Never])
 assert_type(empty.add_fallback(fallback_value=1), ResiliencePipelineBuilder[Never])
 assert_type(empty.add_hedging(), ResiliencePipelineBuilder[Never])
+budget = RetryBudget(ratio=0.2, min_per_second=1, window="10s")
+assert_type(empty.add_retry(budget=budget), ResiliencePipelineBuilder[Never])
+assert_type(empty.add_hedging(budget=budget), ResiliencePipelineBuilder[Never])
+assert_type(budget.window, float)
+assert_type(Retry(budget=None).budget, RetryBudget | None)
 assert_type(empty.add_timeout("10s"), ResiliencePipelineBuilder[TimeoutRejectedError])
 assert_type(empty.add_circuit_breaker(), ResiliencePipelineBuilder[BrokenCircuitError])
 assert_type(
@@ -206,7 +212,10 @@ empty.add_retry(delay=None)  # type: ignore[arg-type]  # pyright: ignore[reportA
 empty.add_retry(resumable="yes")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 empty.add_hedging(2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 empty.add_hedging(delay=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-empty.add_retry(budget=None)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+empty.add_retry(budget=0.1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+empty.add_hedging(budget="10%")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+RetryBudget(0.1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+RetryBudget(window=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 empty.add_timeout()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 empty.add_timeout([1])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 empty.add_concurrency_limiter(1, 2, 3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
