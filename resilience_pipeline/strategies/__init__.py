@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ._concurrency_limiter import ConcurrencyLimiter, ConcurrencyLimiterRejectedEvent
     from ._fallback import Fallback, FallbackEvent
     from ._hedging import Hedging, HedgingActionEvent, HedgingDelayEvent, HedgingEvent
+    from ._keyed import KeysExceededEvent
     from ._lock import Lock, ResilienceLock
     from ._percentile_delay import PercentileDelay
     from ._rate_limiter import (
@@ -77,6 +78,7 @@ __all__ = [
     "HedgingActionEvent",
     "HedgingDelayEvent",
     "HedgingEvent",
+    "KeysExceededEvent",
     "Lock",
     "PercentileDelay",
     "RateLimiter",
@@ -131,6 +133,7 @@ if not TYPE_CHECKING:  # to which every name would be one that is there
             "HedgingActionEvent": "._hedging",
             "HedgingDelayEvent": "._hedging",
             "HedgingEvent": "._hedging",
+            "KeysExceededEvent": "._keyed",
             "Lock": "._lock",
             "PercentileDelay": "._percentile_delay",
             "RateLimiter": "._rate_limiter",

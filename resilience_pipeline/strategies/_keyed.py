@@ -7,7 +7,7 @@ Rules:
 2. Who comes in is counted under the lock before the key's strategy is asked anything, so a key
    can't be let go between being found and being used.
 3. A strategy is made outside the lock, since making one may call user code. Where two threads make
-   one for the same key the first is kept and the other one is undone before anybody has seen it.
+   one for the same key the first is kept, and nobody has ever seen the other one.
 """
 
 from __future__ import annotations
@@ -79,8 +79,7 @@ class KeyedStrategies(Generic[B]):
         key_idle: Seconds after which an idle key that was not used is let go.
         make: Makes a bound strategy with its handler.
         site: Where the strategy sits.
-        kept: Called with each strategy that was kept, after it was; `dropped` with one that lost
-            the race to be.
+        kept: Called with each strategy that was kept, after it was.
     """
 
     def __init__(
@@ -92,7 +91,6 @@ class KeyedStrategies(Generic[B]):
         make: Callable[[Any], tuple[B, Handler]],
         site: Site,
         kept: Callable[[B], None] | None = None,
-        dropped: Callable[[B], None] | None = None,
     ) -> None:
         self._key = key
         self._max_keys = max_keys
@@ -100,7 +98,6 @@ class KeyedStrategies(Generic[B]):
         self._make = make
         self._site = site
         self._kept = kept
-        self._dropped = dropped
         self._lock = Lock()
         #: In the order in which they were left, but for those that somebody is inside of.
         self._entries: OrderedDict[Hashable, _Entry[B]] = OrderedDict()
@@ -131,9 +128,7 @@ class KeyedStrategies(Generic[B]):
         try:
             if keys > self._max_keys and self._site.wants(KeysExceededEvent):
                 self._site.report(
-                    KeysExceededEvent(
-                        context=context, key=key, keys=keys, max_keys=self._max_keys
-                    )
+                    KeysExceededEvent(context=context, key=key, keys=keys, max_keys=self._max_keys)
                 )
             return await entry.handle(context)
         finally:
@@ -173,8 +168,6 @@ class KeyedStrategies(Generic[B]):
                 entry.inside += 1
             keys = len(self._entries)
         if entry is not made:
-            if self._dropped is not None:
-                self._dropped(made.bound)
             return entry, 0
         if self._kept is not None:
             try:

@@ -22,6 +22,7 @@ from resilience_pipeline import (
     ResiliencePipelineBuilder,
     Retry,
     RetryBudget,
+    RetryBudgetExhaustedEvent,
     RetryEvent,
     Success,
     TokenBucket,
@@ -829,3 +830,38 @@ async def test_a_clock_that_is_behind_drives_the_window_too(clock: VirtualClock)
     await clock.sleep(1000)
     await raised_by(behind.execute, fn)
     assert fn.calls == 3
+
+
+# ---- told ----------------------------------------------------------------------------------------
+
+
+@ANYIO
+@pytest.mark.parametrize("hooked", [False, True])
+async def test_a_retry_that_is_refused_is_told_of(clock: VirtualClock, hooked: bool) -> None:
+    """`OnBudgetExhausted`, with what the last attempt came to; the outcome comes out as it is."""
+    heard: list[Any] = []
+    options: dict[str, Any] = {"on_retry": lambda _: None} if hooked else {}
+    pipeline = (
+        B(clock=clock, listeners=[heard.append])
+        .add_retry(delay=0, budget=only(1), **options)
+        .build()
+    )
+    error = await raised_by(pipeline.execute, Scripted(ConnectionError))
+    (event,) = [each for each in heard if isinstance(each, RetryBudgetExhaustedEvent)]
+    assert (event.name, event.attempt) == ("OnBudgetExhausted", 1)
+    assert event.outcome is not None
+    assert event.outcome.error is error
+
+
+@ANYIO
+async def test_a_hedge_that_is_refused_is_told_of(clock: VirtualClock) -> None:
+    """The number is that of the last attempt there was."""
+    heard: list[Any] = []
+    pipeline = (
+        B(clock=clock, listeners=[heard.append])
+        .add_hedging(max_hedged_attempts=3, delay=1, budget=only(1))
+        .build()
+    )
+    await pipeline.execute(Racers(clock, (5.5, 1)))
+    (event,) = [each for each in heard if isinstance(each, RetryBudgetExhaustedEvent)]
+    assert (event.attempt, event.outcome) == (1, None)

@@ -16,6 +16,7 @@ from resilience_pipeline import (
     ConcurrencyLimiterRejectedError,
     FixedWindow,
     IsolatedCircuitError,
+    KeysExceededEvent,
     MisuseError,
     OptionsError,
     PropertyKey,
@@ -310,6 +311,24 @@ async def test_forgetting_never_changes_an_answer() -> None:
             if chance.random() < 0.5:
                 await clock.advance(chance.choice([0.25, 1, 3]))
         assert len(keys_of(small)) < len(keys_of(large))
+
+
+@pytest.mark.anyio
+async def test_more_keys_in_use_than_wanted_are_told_of() -> None:
+    """`OnKeysExceeded`, with each key that is added while none can be let go."""
+    clock = VirtualClock()
+    heard: list[Any] = []
+    pipeline = (
+        B(name="api", clock=clock, listeners=[heard.append])
+        .add_rate_limiter(TokenBucket(1, 1), key=by_operation, max_keys=2)
+        .build()
+    )
+    for host in "abcc":
+        await pipeline.settle(ok, operation_key=host)
+    (event,) = [each for each in heard if isinstance(each, KeysExceededEvent)]
+    assert (event.name, event.key, event.keys, event.max_keys) == ("OnKeysExceeded", "c", 3, 2)
+    assert (event.pipeline_name, event.strategy_name) == ("api", "RateLimiter")
+    assert event.operation_key == "c"
 
 
 # ---- what can go wrong ---------------------------------------------------------------------------
