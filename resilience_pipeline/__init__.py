@@ -36,6 +36,11 @@ from ._stream import ResilienceStream
 from ._sync import SyncResilienceStream
 from .strategies import (
     BreakDurationEvent,
+    Cache,
+    CacheControl,
+    CacheKeyEvent,
+    CacheStaleEvent,
+    CacheStatistics,
     CircuitBreaker,
     CircuitBreakerControl,
     CircuitClosedEvent,
@@ -71,6 +76,11 @@ __all__ = [
     "Attempt",
     "BreakDurationEvent",
     "BrokenCircuitError",
+    "Cache",
+    "CacheControl",
+    "CacheKeyEvent",
+    "CacheStaleEvent",
+    "CacheStatistics",
     "CircuitBreaker",
     "CircuitBreakerControl",
     "CircuitClosedEvent",

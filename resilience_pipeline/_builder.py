@@ -21,6 +21,7 @@ from ._options import Bad, to_seconds
 from ._pipeline import DEFAULT_CLOSE_TIMEOUT, Layer, ResiliencePipeline, described
 from .runtime import Clock
 from .strategies import (
+    Cache,
     CircuitBreaker,
     ConcurrencyLimiter,
     Fallback,
@@ -200,6 +201,7 @@ class ResiliencePipelineBuilder(Generic[E_co]):
     add_hedging = _Adder(Hedging)
     add_concurrency_limiter = _Adder(ConcurrencyLimiter)
     add_rate_limiter = _Adder(RateLimiter)
+    add_cache = _Adder(Cache)
 
     def build(self) -> ResiliencePipeline[E_co]:
         """Build a pipeline with fresh state; the first strategy added is the outermost.

@@ -88,6 +88,13 @@ class Line:
         limits = _limit(options.idle_timeout), _limit(options.total_timeout)
         self.is_timed = min(limits) < math.inf
 
+    def untimed(self, context: ResilienceContext) -> Line:
+        """Make the same line without time limits, for another context."""
+        options = StreamOptions(
+            commit_when=self._options.commit_when, max_held=self._options.max_held
+        )
+        return Line(options, context)
+
     async def start(
         self, prime: Callable[[ResilienceContext], Awaitable[T]], context: ResilienceContext
     ) -> T:

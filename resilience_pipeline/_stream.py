@@ -22,6 +22,7 @@ from ._context import ResilienceContext, current, leave
 from ._errors import DeadlineReached, MisuseError
 from ._line import Line
 from ._resuming import ResumingCarrier, Resumption
+from ._sharing import ReaderCarrier, SharedReader, Tap
 from ._source import Source, SyncSource, is_source, is_sync_source, stray_error
 from .strategies._base import Handler
 
@@ -72,6 +73,9 @@ class StreamExecution:
             carrier = OwnedSource(runtime, Source(make), self._close_timeout)
         else:
             carrier = OwnSource(runtime, Source(make), self._close_timeout)
+        return await self._primed(carrier)
+
+    async def _primed(self, carrier: OwnSource | OwnedSource | ReaderCarrier) -> Primed:
         try:
             primed = Primed(carrier, *await carrier.start(self._line.read_up_to))
         except Exception as error:
@@ -79,6 +83,31 @@ class StreamExecution:
             raise
         self._open.add(primed)
         return primed
+
+    def branch(self, context: ResilienceContext) -> StreamExecution:
+        """Make the execution of a source that several streams will share, and that outlives this one.
+
+        It has the same line and no time limits, which are each reader's own; a source gets a task
+        of its own wherever there are tasks.
+        """
+        return StreamExecution(self._close_timeout, True, self._line.untimed(context))
+
+    async def tapped(self, context: ResilienceContext, head: Handler) -> Tap:
+        """Run a branch's onion, and take what comes out of it for several readers."""
+        try:
+            primed = await self.adopted(context, await head(context))
+        except GeneratorExit:
+            self.abandon()
+            raise
+        except BaseException:
+            await self.settle(None)
+            raise
+        await self.settle(primed)
+        return Tap(primed.carrier, primed.held, primed.ended)
+
+    async def share(self, reader: SharedReader) -> Primed:
+        """Prime a reader of a source that others read as well."""
+        return await self._primed(ReaderCarrier(reader))
 
     async def adopt(self, context: ResilienceContext, value: Any) -> Primed:
         """Prime what a fallback gave: a source is run like any other, a value becomes one chunk."""

@@ -7,6 +7,8 @@ same. A strategy of one's own derives from `Strategy` and implements `bind(next,
 from __future__ import annotations
 
 from ._base import Handler, Site, Strategy
+from ._cache import Cache, CacheControl, CacheStaleEvent, CacheStatistics
+from ._cache_key import CacheKeyEvent
 from ._circuit_breaker import (
     BreakDurationEvent,
     CircuitBreaker,
@@ -33,6 +35,11 @@ from ._timeout import Timeout, TimeoutEvent, TimeoutGeneratorEvent
 
 __all__ = [
     "BreakDurationEvent",
+    "Cache",
+    "CacheControl",
+    "CacheKeyEvent",
+    "CacheStaleEvent",
+    "CacheStatistics",
     "CircuitBreaker",
     "CircuitBreakerControl",
     "CircuitClosedEvent",
