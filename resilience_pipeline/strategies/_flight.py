@@ -91,7 +91,7 @@ class Flight(SharedWork):
                 context._invocations += self.context._invocations
         if not self.is_lost:
             return True
-        error = self.take_interrupt(runtime, is_starter=is_starter)
+        error = self.take_interrupt(is_starter=is_starter)
         self._leave(context)
         try:
             if error is not None:
@@ -168,7 +168,7 @@ class Flight(SharedWork):
         except Exception as error:  # noqa: BLE001 - each caller raises it
             self._land(None, SharedError(error, self.context.execution))
         except BaseException as error:  # noqa: BLE001 - it is raised by one caller, or by nobody
-            self.lose(error)
+            self.lose(error, runtime)
         else:
             if not self._land(result, None):
                 # Who left last waits for this too.

@@ -162,6 +162,10 @@ class SharedStream(SharedWork):
         self._readers.add(reader)
         return reader
 
+    def is_within_reach(self, place: tuple[int, object]) -> bool:
+        """Whether somebody in that place can wait for it: in threads, who reads it is not fixed."""
+        return self.context._sync is not None or super().is_within_reach(place)
+
     def recording(self, error: SharedError | None = None) -> Recording:
         """Give what is to be kept of it, now that it is over."""
         return Recording(tuple(self._chunks), error)
@@ -276,8 +280,7 @@ class SharedStream(SharedWork):
                 if isinstance(error, Exception):
                     self._take_failure(runtime, error)
                 elif error is not None:
-                    self.is_lost = True
-                    self._interrupt = error
+                    self._note_loss(error, runtime)
                 self._end()
         self.wake_all()
         self.context.end()
@@ -300,7 +303,7 @@ class SharedStream(SharedWork):
             if not runtime.is_cancellation(raised):
                 self._close_error = raised
         finally:
-            self.lose(error)
+            self.lose(error, runtime)
             self.context.end()
             del error
 
@@ -481,7 +484,7 @@ class StreamReader:
         if not shared.is_lost:
             raise StopAsyncIteration
         is_starter = shared.is_started_by(self.context)
-        error = shared.take_interrupt(self.runtime, is_starter=is_starter)
+        error = shared.take_interrupt(is_starter=is_starter)
         try:
             if error is not None:
                 raise error

@@ -68,6 +68,7 @@ class SharedWork:
         "_flag",
         "_history",
         "_interrupt",
+        "_is_cancellation",
         "_place",
         "_pulse",
         "_starter",
@@ -98,7 +99,9 @@ class SharedWork:
         self._waiters: dict[Waiter, None] = {}
         #: What it waits for itself; see `may_wait_for`.
         self._awaits: list[SharedWork] = []
+        #: What it was lost for.
         self._interrupt: BaseException | None = None
+        self._is_cancellation = False
         self.is_over = self.is_lost = False
 
     @property
@@ -225,19 +228,26 @@ class SharedWork:
 
     # ---- the end
 
-    def lose(self, error: BaseException | None) -> None:
+    def lose(self, error: BaseException | None, runtime: Runtime | None = None) -> None:
         """End it without anything for everybody.
 
         Args:
             error: The interrupt or cancellation that ended it; `None` if it is simply gone.
+            runtime: Where that was raised.
         """
         with self._table.lock:
             if self.is_over:
                 return
-            self.is_lost = True
-            self._interrupt = error
+            self._note_loss(error, runtime)
             self._end()
         self.wake_all()
+
+    def _note_loss(self, error: BaseException | None, runtime: Runtime | None) -> None:
+        """Note what it is lost for, under the lock."""
+        self.is_lost = True
+        if error is not None and runtime is not None:
+            self._is_cancellation = runtime.is_cancellation(error)
+            self._interrupt = runtime.carried(error)
 
     def _end(self) -> None:
         """Be over, under the lock."""
@@ -245,21 +255,18 @@ class SharedWork:
         self._child = None  # whose context variables lead here
         self._table.note_end(self)
 
-    def take_interrupt(self, runtime: Runtime, *, is_starter: bool) -> BaseException | None:
+    def take_interrupt(self, *, is_starter: bool) -> BaseException | None:
         """Give what it was lost for, once: to the one who started it, as long as that is there.
 
         A cancellation is nobody else's.
         """
         with self._table.lock:
-            error = self._interrupt
-            if error is None:
-                return None
-            is_theirs = self._starter is not None or runtime.is_cancellation(error)
+            is_theirs = self._starter is not None or self._is_cancellation
             if is_theirs and not is_starter:
                 return None
-            self._interrupt = None
+            error, self._interrupt = self._interrupt, None
         try:
-            return runtime.carried(error)
+            return error
         finally:
             del error
 

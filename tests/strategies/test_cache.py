@@ -1007,9 +1007,9 @@ def test_every_bad_option_is_named() -> None:
     with pytest.raises(OptionsError) as caught:
         Cache(
             max_size=0,
-            ttl="soon",  # type: ignore[arg-type]
+            ttl="soon",
             key="k",  # type: ignore[arg-type]
-            cache_errors=1,
+            cache_errors=1,  # type: ignore[arg-type]
             stale_if_error=-1,
             max_chunks=0,
             control="c",  # type: ignore[arg-type]
