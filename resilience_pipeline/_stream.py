@@ -22,11 +22,11 @@ from ._context import ResilienceContext, current, leave
 from ._errors import DeadlineReached, MisuseError
 from ._line import Line
 from ._resuming import ResumingCarrier, Resumption
-from ._sharing import ReaderCarrier, SharedReader, Tap
 from ._source import Source, SyncSource, is_source, is_sync_source, stray_error
 from .strategies._base import Handler
 
 if TYPE_CHECKING:
+    from ._sharing import ReaderCarrier, SharedReader, Tap
     from .runtime import Interruption, Runtime, Waiter
 
 T_co = TypeVar("T_co", covariant=True)
@@ -103,10 +103,14 @@ class StreamExecution:
             await self.settle(None)
             raise
         await self.settle(primed)
+        from ._sharing import Tap  # the few who share sources pay for it
+
         return Tap(primed.carrier, primed.held, primed.ended)
 
     async def share(self, reader: SharedReader) -> Primed:
         """Prime a reader of a source that others read as well."""
+        from ._sharing import ReaderCarrier
+
         return await self._primed(ReaderCarrier(reader))
 
     async def adopt(self, context: ResilienceContext, value: Any) -> Primed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Final
 
 from .._context import ResilienceContext
@@ -31,8 +32,10 @@ class CacheKeyEvent(Event):
 
 
 _NAN: Final = object()
-#: Types that hold nothing but themselves.
-_PLAIN: Final = frozenset({str, bytes, int, bool, type(None)})
+#: Types whose values can always be hashed and hold nothing that would have to be looked into.
+_PLAIN: Final[frozenset[type]] = frozenset(
+    {str, bytes, int, bool, type(None), FunctionType, BuiltinFunctionType, MethodType}
+)
 
 
 def frozen_key(key: Any, origin: str, what: str) -> Hashable:
@@ -58,11 +61,31 @@ def frozen_key(key: Any, origin: str, what: str) -> Hashable:
     return frozen
 
 
+def default_key(operation_key: object, fn: Any, args: tuple[Any, ...], origin: str) -> Hashable:
+    """Make the key of a call: what `frozen_key` makes of `(operation_key, fn, args)`, sooner.
+
+    Raises:
+        MisuseError: The function, or an argument, can't be hashed.
+    """
+    fn_kind: Any = type(fn)  # pyright: ignore[reportUnknownVariableType]
+    kinds = tuple(map(type, args))
+    if fn_kind in _PLAIN and _PLAIN.issuperset(kinds):
+        op_kind: type = type(operation_key)
+        if op_kind in _PLAIN:
+            return tuple, ((op_kind, operation_key), (fn_kind, fn), (tuple, args, kinds))
+    return frozen_key((operation_key, fn, args), origin, "the function, or an argument,")
+
+
 def _freeze(value: Any) -> Hashable:
     kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
     items: Any = value
     if kind in _PLAIN:
         return kind, value
+    if kind is tuple:
+        kinds = tuple(map(type, items))
+        if _PLAIN.issuperset(kinds):  # which most are: one hash for all of them
+            return kind, value, kinds
+        return kind, tuple(map(_freeze, items))
     if kind is float:
         return kind, (value if value == value else _NAN)  # noqa: PLR0124 - NaN is not
     if isinstance(value, tuple):

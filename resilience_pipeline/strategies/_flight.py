@@ -136,7 +136,7 @@ class Flight(SharedWork):
         discard: Discard,
     ) -> None:
         step = partial(self._run, runtime, call, discard)
-        if context._sync is not None:
+        if self._is_sync:
             await self.do_here(step, partial(self._starter_left, context))
             return
 
@@ -144,11 +144,7 @@ class Flight(SharedWork):
             self.enter()
             await step()
 
-        try:
-            self._child = runtime.spawn(fly, partial(self.lose, None))
-        except BaseException:
-            self.lose(None)
-            raise
+        self._spawn(runtime, fly)
 
     def _starter_left(self, context: ResilienceContext) -> None:
         if self._leave(context):
@@ -171,11 +167,14 @@ class Flight(SharedWork):
             self.lose(error, runtime)
         else:
             if not self._land(result, None):
-                # Who left last waits for this too.
-                with suppress(Exception):  # nobody is left to hear of it
-                    await runtime.shielded(partial(discard, self.context, result), math.inf)
-                self.lose(None)
-        self.context.end()
+                try:
+                    # Who left last waits for this too.
+                    with suppress(Exception):  # nobody is left to hear of it
+                        await runtime.shielded(partial(discard, self.context, result), math.inf)
+                finally:
+                    self.lose(None)
+        finally:
+            self.context.end()
 
     def _land(self, result: Any, error: SharedError | None) -> bool:
         """Come to its end; false if nobody is left to take what it brings, nor will ever be."""

@@ -164,7 +164,7 @@ class SharedStream(SharedWork):
 
     def is_within_reach(self, place: tuple[int, object]) -> bool:
         """Whether somebody in that place can wait for it: in threads, who reads it is not fixed."""
-        return self.context._sync is not None or super().is_within_reach(place)
+        return self._is_sync or super().is_within_reach(place)
 
     def recording(self, error: SharedError | None = None) -> Recording:
         """Give what is to be kept of it, now that it is over."""
@@ -179,13 +179,8 @@ class SharedStream(SharedWork):
 
     def start(self, runtime: Runtime) -> None:
         """Start the task that reads it, where there are tasks."""
-        if self.context._sync is not None:
-            return
-        try:
-            self._child = runtime.spawn(self._own, partial(self.lose, None))
-        except BaseException:
-            self.lose(None)
-            raise
+        if not self._is_sync:
+            self._spawn(runtime, self._own)
 
     async def _own(self) -> None:
         self.enter()
@@ -320,7 +315,7 @@ class SharedStream(SharedWork):
         with self._table.lock:
             self._wanted = max(self._wanted, reader.position + 1)
             puller, is_mine = self._puller, False
-            if self.context._sync is not None and not self._is_pulling and not self.is_over:
+            if self._is_sync and not self._is_pulling and not self.is_over:
                 is_mine = self._is_pulling = True
                 self._starter = reader.context
         if is_mine:
@@ -373,7 +368,7 @@ class SharedStream(SharedWork):
 
     async def stop(self, runtime: Runtime, *, shielded: bool) -> None:
         """Have the source closed, and wait for that."""
-        if self.context._sync is not None:
+        if self._is_sync:
             if self._is_to_be_closed_here():
                 await self._close(runtime, None)
         else:
@@ -421,7 +416,7 @@ class SharedStream(SharedWork):
 
     def abandon(self) -> None:
         """Have the source closed some time soon; from any thread."""
-        if self.context._sync is None:
+        if not self._is_sync:
             self.stop_soon(soon=True)
             return
         self.call_off(soon=True)

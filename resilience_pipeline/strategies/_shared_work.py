@@ -26,9 +26,10 @@ Interleavings that were thought through:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from contextlib import suppress
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .._cancellation import NEVER, CancellationFlag, Cancelled, running_flag
@@ -69,6 +70,7 @@ class SharedWork:
         "_history",
         "_interrupt",
         "_is_cancellation",
+        "_is_sync",
         "_place",
         "_pulse",
         "_starter",
@@ -91,10 +93,11 @@ class SharedWork:
         self._history = self.context._history = History() if context._history is not None else None
         self._before = dict(self.context.written)
         self._place = runtime.place()
+        self._is_sync = context._sync is not None
         #: Tells whether the event loop still exists.
-        self._pulse: Waiter | None = None if context._sync is not None else runtime.waiter()
+        self._pulse: Waiter | None = None if self._is_sync else runtime.waiter()
         #: Tells what runs in a thread that nobody waits for it any more.
-        self._flag = CancellationFlag()
+        self._flag = CancellationFlag() if self._is_sync else NEVER
         self._child: Child | None = None
         self._waiters: dict[Waiter, None] = {}
         #: What it waits for itself; see `may_wait_for`.
@@ -171,7 +174,11 @@ class SharedWork:
     def enter(self) -> None:
         """Have the running task be the one, for good."""
         enter(self.context)
-        _inside.set((*_inside.get(), self))
+        _inside.set(self._with_those_around())
+
+    def _with_those_around(self) -> tuple[SharedWork, ...]:
+        # Without what is over: a task that was started there may live on, and start others.
+        return (*(work for work in _inside.get() if not work.is_over), self)
 
     async def do_here(self, step: Callable[[], Awaitable[None]], left: Callable[[], None]) -> None:
         """Do it, or a part, in the calling thread.
@@ -184,7 +191,7 @@ class SharedWork:
             Cancelled: The caller has been given up on.
         """
         around = running_flag.get()
-        flag, inside = running_flag.set(self._flag), _inside.set((*_inside.get(), self))
+        flag, inside = running_flag.set(self._flag), _inside.set(self._with_those_around())
         context = enter(self.context)
         if around is not NEVER:
             around.watch(left)
@@ -201,7 +208,7 @@ class SharedWork:
 
     def call_off(self, *, soon: bool) -> None:
         """Cancel what is being done; `soon` if that has to work from anywhere."""
-        if self._place[1] is None:
+        if self._is_sync:
             self._flag.set()
         elif self._child is not None:
             if soon:
@@ -209,6 +216,16 @@ class SharedWork:
                     self._child.cancel_soon()
             else:
                 self._child.cancel()
+
+    def _spawn(self, runtime: Runtime, fn: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start the task that does it."""
+        try:
+            child = runtime.spawn(fn, partial(self.lose, None))
+        except BaseException:
+            self.lose(None)
+            raise
+        if not self.is_over:  # a task may come to its end at once
+            self._child = child
 
     def is_elsewhere(self, runtime: Runtime) -> bool:
         """Whether it is not this event loop that does it."""
