@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from random import Random
 from typing import Any
 
 import anyio
@@ -701,6 +702,57 @@ def test_many_threads_and_loops_at_once() -> None:
             each.result()
     statistics = control.statistics()
     assert (statistics.in_flight, statistics.size) == (0, 3)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_many_threads_read_join_and_leave(seed: int) -> None:
+    """No reader sees a gap or a chunk of another run, no source is read by two at once or left open."""
+    runs: list[list[int]] = []  # chunks produced, and how often it was closed
+    lock = threading.Lock()
+
+    def source(key: int) -> Iterator[tuple[int, int, int]]:
+        with lock:
+            number = len(runs)
+            runs.append([0, 0])
+        try:
+            for position in range(5):
+                runs[number][0] += 1
+                yield key, number, position
+            if number % 5 == 0:
+                raise ConnectionError(number)
+        finally:
+            runs[number][1] += 1
+
+    control = CacheControl()
+    pipeline = B().add_cache(max_size=1, control=control).build()
+
+    def reader(seed: int) -> None:
+        random = Random(seed)
+        for _ in range(120):
+            key, most = random.randrange(2), random.randrange(8)
+            got: list[tuple[int, int, int]] = []
+            stream = pipeline.execute_stream_sync(source, key)
+            try:
+                with stream:
+                    for chunk in stream:
+                        got.append(chunk)
+                        if len(got) >= most:
+                            break
+                    else:
+                        assert len(got) == 5
+            except ConnectionError:
+                assert len(got) == 5
+            assert [chunk[2] for chunk in got] == [*range(len(got))]
+            assert len({chunk[:2] for chunk in got}) <= 1
+            if random.random() < 0.05:
+                control.clear()
+
+    with _restless():
+        readers = [Beside(reader, seed * 10 + number) for number in range(5)]
+        for each in readers:
+            each.result()
+    assert control.statistics().in_flight == 0
+    assert all(closed == 1 for _, closed in runs)
 
 
 def test_success_and_misuse_of_a_synchronous_stream() -> None:
