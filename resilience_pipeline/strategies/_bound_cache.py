@@ -190,17 +190,19 @@ class BoundCache:
         self, context: ResilienceContext, shared: SharedStream, reader: StreamReader
     ) -> Any:
         assert context._stream is not None
-        is_starter, primed = shared.is_started_by(context), None
+        primed = None
         try:
-            if is_starter:
+            if reader.began:
                 shared.start(context.runtime)
             primed = await context._stream.share(reader)
         except BaseException:
             reader.abandon()  # unless it has left already
             raise
         finally:
-            if is_starter:
+            if reader.began:
                 shared.account_for(context, is_good=primed is not None)
+            else:
+                context._invocations += shared.context._invocations
         return primed
 
     # ---- what comes of it

@@ -158,7 +158,7 @@ class SharedStream(SharedWork):
 
     def attach(self, context: ResilienceContext) -> StreamReader:
         """Add a reader; under the lock."""
-        reader = StreamReader(self, context)
+        reader = StreamReader(self, context, began=not self._readers)
         self._readers.add(reader)
         return reader
 
@@ -254,17 +254,22 @@ class SharedStream(SharedWork):
             if not self._is_private and len(self._chunks) > self._max_chunks:
                 self._is_private = True
                 self._table.remove(self)
-                self._chunks = deque(self._chunks)
+                self._chunks = deque(self._chunks)  # from whose beginning it is cheap to take
             self.trim()
         self.wake_all()
 
     def trim(self) -> None:
         """Let go of what nobody will read; under the lock."""
-        if self._is_private:
-            first = min((reader.position for reader in self._readers), default=self._wanted)
-            while self._base < first and self._chunks:
-                del self._chunks[0]
-                self._base += 1
+        if not self._is_private:
+            return
+        # In steps between which a finaliser may remove a reader: of the list, and what goes later.
+        readers = list(self._readers)
+        gone: list[Any] = []
+        first = min((reader.position for reader in readers), default=self._wanted)
+        while self._base < first and self._chunks:
+            self._base += 1
+            gone.append(self._chunks[0])
+            del self._chunks[0]
 
     def _finish(self, runtime: Runtime, error: BaseException | None) -> None:
         """Be over: the source has ended or failed, and is closed."""
@@ -419,8 +424,9 @@ class SharedStream(SharedWork):
         if not self._is_sync:
             self.stop_soon(soon=True)
             return
-        self.call_off(soon=True)
-        if self._is_to_be_closed_here():
+        if self._is_pulling:  # whose thread closes it
+            self.call_off(soon=True)
+        elif self._is_to_be_closed_here():
             tap, self._tap = self._tap, None
             if tap is not None:
                 tap.abandon()
@@ -435,12 +441,23 @@ class StreamReader:
         runtime: Where it reads.
         position: How many chunks it has been given.
         stale: What it is to be given in place of the error that it got.
+        began: Whether it is the reader who started it.
     """
 
-    __slots__ = ("_is_interrupted", "_shared", "context", "mark", "position", "runtime", "stale")
+    __slots__ = (
+        "_is_interrupted",
+        "_shared",
+        "began",
+        "context",
+        "mark",
+        "position",
+        "runtime",
+        "stale",
+    )
 
-    def __init__(self, shared: SharedStream, context: ResilienceContext) -> None:
+    def __init__(self, shared: SharedStream, context: ResilienceContext, *, began: bool) -> None:
         self._shared = shared
+        self.began = began
         self.context = context
         self.mark = context.execution
         self.runtime = context.runtime
