@@ -6,8 +6,10 @@ callers in other event loops and threads see of it, is in `_shared_work`.
 Interleavings that were thought through, beside those there:
 
 1. It ends in the moment in which a caller is cancelled: the caller leaves, the result is there for
-   the others. If there are none, and nobody keeps it, the result is closed.
-2. The last caller leaves, and what is cancelled brings a result all the same: nobody takes it, and it
+   the others.
+2. It ends, and before anybody has taken what it brought all are cancelled: unless that is kept, the
+   last of them closes it.
+3. The last caller leaves, and what is cancelled brings a result all the same: nobody takes it, and it
    is closed; the caller has waited for that.
 """
 
@@ -39,13 +41,15 @@ class Flight(SharedWork):
         error: What it raised, if that is an `Exception`.
     """
 
-    __slots__ = ("_passengers", "error", "result")
+    __slots__ = ("_is_claimed", "_passengers", "error", "result")
 
     def __init__(self, table: InFlight[Any], key: Hashable, context: ResilienceContext) -> None:
         super().__init__(table, key, context)
         self._passengers = {context}
         self.result: Any = None
         self.error: SharedError | None = None
+        #: Whether somebody has the result, or it is kept.
+        self._is_claimed = False
 
     def join(self, context: ResilienceContext) -> None:
         """Be one more who waits; under the lock."""
@@ -78,10 +82,7 @@ class Flight(SharedWork):
                 self.call_off(soon=True)
             raise
         except BaseException:
-            if self._leave(context):
-                self.call_off(soon=self.is_elsewhere(runtime))
-                if not runtime.abandons:
-                    await runtime.shielded(partial(self.wait, runtime), math.inf)
+            await self._depart(runtime, context, discard)
             raise
         finally:
             waits_no_more_for(self)
@@ -100,10 +101,20 @@ class Flight(SharedWork):
             del error
         return False
 
+    async def _depart(self, runtime: Runtime, context: ResilienceContext, discard: Discard) -> None:
+        """Leave before one has got anything; see to it that nothing is left behind."""
+        if self._leave(context):
+            self.call_off(soon=self.is_elsewhere(runtime))
+            if not runtime.abandons:
+                await runtime.shielded(partial(self.wait, runtime), math.inf)
+        elif (result := self._unclaimed()) is not None:
+            await runtime.shielded(partial(discard, context, result), math.inf)
+
     def take(self, context: ResilienceContext) -> Any:
         """Give the result, or raise the error: for each caller one of its own."""
         try:
             if self.error is None:
+                self._is_claimed = True
                 return self.result
             raise self.error.take(context.execution)
         finally:
@@ -121,10 +132,20 @@ class Flight(SharedWork):
                 return False
             if self.is_over:
                 # An error's traceback leads to frames that lead here.
-                self.result = self.error = None
+                self.error = None
+                if self._is_claimed:
+                    self.result = None
                 return False
             self._table.remove(self)
             return True
+
+    def _unclaimed(self) -> Any:
+        """Give the result to the one who is to close it, if nobody has taken it or will."""
+        with self._table.lock:
+            if self._passengers or self._is_claimed:
+                return None
+            result, self.result = self.result, None
+            return result
 
     # ---- in its task
 
@@ -183,7 +204,7 @@ class Flight(SharedWork):
                 return False
             if self._passengers:
                 self.result, self.error = result, error
-            self._end()
+            self._is_claimed = self._end()
         self.wake_all()
         return True
 

@@ -266,11 +266,11 @@ class SharedWork:
             self._is_cancellation = runtime.is_cancellation(error)
             self._interrupt = runtime.carried(error)
 
-    def _end(self) -> None:
-        """Be over, under the lock."""
+    def _end(self) -> bool:
+        """Be over, under the lock; whether what it came to may be kept."""
         self.is_over = True
         self._child = None  # whose context variables lead here
-        self._table.note_end(self)
+        return self._table.note_end(self)
 
     def take_interrupt(self, *, is_starter: bool) -> BaseException | None:
         """Give what it was lost for, once: to the one who started it, as long as that is there.
@@ -367,10 +367,12 @@ class InFlight(Generic[W]):
         """Have no key stand for anything any more."""
         self._works.clear()
 
-    def note_end(self, work: Any) -> None:
-        """Note that something has come to its end, under the lock."""
+    def note_end(self, work: Any) -> bool:
+        """Note that something has come to its end, under the lock; whether it was told to be kept."""
         self.count -= 1
         # A key that can't be compared any more is its user's, and nothing to those who wait.
         with suppress(Exception):
             if self.remove(work) and self._landed is not None:
                 self._landed(work)
+                return True
+        return False

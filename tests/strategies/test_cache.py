@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import gc
 import math
@@ -191,6 +192,28 @@ async def test_what_comes_after_the_last_has_left_is_closed_and_not_stored() -> 
     assert control.statistics().size == 0
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize("forgotten", [True, False])
+async def test_a_result_and_the_last_callers_cancellation_in_one_turn(*, forgotten: bool) -> None:
+    """Nobody receives it: it is closed, unless it is stored."""
+    thing = Closable()
+    control = CacheControl()
+    pipeline = B().add_cache(key=key_k, control=control).build()
+
+    async def load() -> Closable:
+        await tick(2)
+        if forgotten:
+            control.clear()
+        task.cancel()
+        return thing
+
+    task = asyncio.ensure_future(pipeline.execute(load))
+    await asyncio.wait([task])
+    assert task.cancelled()
+    await tick()
+    assert (thing.closed, control.statistics().size) == ((1, 0) if forgotten else (0, 1))
+
+
 @anyio_test
 @pytest.mark.parametrize("count", [2, 10])
 async def test_equal_calls_at_once_are_one(count: int) -> None:
@@ -258,8 +281,6 @@ async def test_what_raises_by_itself_a_cancellation_is_nobody_elses() -> None:
 @pytest.mark.asyncio
 async def test_a_cancellation_of_its_own_making_goes_to_the_one_who_began() -> None:
     """On asyncio code may raise CancelledError by itself: as without a cache, for one caller."""
-    import asyncio
-
     calls = 0
     gate = anyio.Event()
 
