@@ -141,7 +141,7 @@ class BoundCache:
         fn = context._fn
         assert fn is not None
         key = default_key(context.operation_key, fn, context._args, self._origin)
-        return _of_kind(_kind_of(context), key)
+        return key if context._stream is None else _of_kind(_kind_of(context), key)
 
     async def _made_key(self, context: ResilienceContext) -> Hashable:
         fn, make = context._fn, self._options.key
@@ -300,4 +300,5 @@ def _kind_of(context: ResilienceContext) -> Kind:
 
 
 def _of_kind(kind: Kind, frozen: Hashable) -> Hashable:
-    return kind, frozen
+    # No frozen key is a pair that begins with text.
+    return frozen if kind == "call" else (kind, frozen)

@@ -68,12 +68,11 @@ def default_key(operation_key: object, fn: Any, args: tuple[Any, ...], origin: s
         MisuseError: The function, or an argument, can't be hashed.
     """
     fn_kind: Any = type(fn)  # pyright: ignore[reportUnknownVariableType]
-    kinds = tuple(map(type, args))
-    if fn_kind in _PLAIN and _PLAIN.issuperset(kinds):
-        op_kind: type = type(operation_key)
-        if op_kind in _PLAIN:
-            return tuple, ((op_kind, operation_key), (fn_kind, fn), (tuple, args, kinds))
-    return frozen_key((operation_key, fn, args), origin, "the function, or an argument,")
+    kinds: tuple[Any, ...] = (type(operation_key), fn_kind, *map(type, args))
+    for kind in kinds:  # `issuperset` would make a set of them first
+        if kind not in _PLAIN:
+            return frozen_key((operation_key, fn, args), origin, "the function, or an argument,")
+    return operation_key, fn, args, kinds
 
 
 def _freeze(value: Any) -> Hashable:
@@ -85,6 +84,10 @@ def _freeze(value: Any) -> Hashable:
         kinds = tuple(map(type, items))
         if _PLAIN.issuperset(kinds):  # which most are: one hash for all of them
             return kind, value, kinds
+        if len(items) == 3 and type(items[2]) is tuple:  # what the default key is made of
+            kinds = (*kinds[:2], *map(type, items[2]))
+            if _PLAIN.issuperset(kinds):
+                return (*items, kinds)
         return kind, tuple(map(_freeze, items))
     if kind is float:
         return kind, (value if value == value else _NAN)  # noqa: PLR0124 - NaN is not

@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from resilience_pipeline import MisuseError
-from resilience_pipeline.strategies._cache_key import frozen_key
+from resilience_pipeline.strategies._cache_key import default_key, frozen_key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,3 +109,27 @@ def test_what_cant_be_hashed_is_refused(key: Any) -> None:
     """Contract: a MisuseError that names `key=`."""
     with pytest.raises(MisuseError, match="key="):
         frozen(key)
+
+
+@pytest.mark.parametrize("args", [(), (1,), ("a", None), (1.0,), ((1, 2),), (Point(1), "x")])
+@pytest.mark.parametrize("operation_key", [None, "op"])
+@pytest.mark.parametrize("fn", [_fn, SERVICE.load, partial(_fn, 1), len, Service])
+def test_a_calls_key_is_that_of_its_parts(
+    operation_key: str | None, fn: Any, args: tuple[Any, ...]
+) -> None:
+    """What `invalidate` is given is `(operation_key, fn, args)`, made a key in one way or the other."""
+    key = default_key(operation_key, fn, args, "test")
+    assert key == frozen((operation_key, fn, args))
+    assert key != frozen((operation_key, fn, (*args, None)))
+    assert key != frozen((operation_key, fn, args, None))
+
+
+def test_triples_of_different_types_are_kept_apart() -> None:
+    """Also where a key of one's own looks like that of a call."""
+    keys = [
+        frozen((one, other, (third,)))
+        for one in (1, True)
+        for other in (0, False)
+        for third in (1, True)
+    ]
+    assert len(set(keys)) == 8
