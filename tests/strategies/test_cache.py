@@ -214,6 +214,48 @@ async def test_a_result_and_the_last_callers_cancellation_in_one_turn(*, forgott
     assert (thing.closed, control.statistics().size) == ((1, 0) if forgotten else (0, 1))
 
 
+@pytest.mark.asyncio
+async def test_a_caller_that_is_let_go_of_leaves() -> None:
+    """A coroutine that is closed where nothing can be awaited: with the last one the call is cancelled."""
+    load = Gated()
+    pipeline = B().add_cache().build()
+    abandoned = pipeline.execute(load)
+    abandoned.send(None)
+    await tick()
+    other = asyncio.ensure_future(pipeline.execute(load))
+    await tick()
+    abandoned.close()
+    await tick()
+    assert (load.running, load.cancelled) == (1, 0)
+    other.cancel()
+    await asyncio.wait([other])
+    assert (load.running, load.cancelled) == (0, 1)
+    last = pipeline.execute(load)
+    last.send(None)
+    await tick()
+    last.close()
+    await tick()
+    assert (load.calls, load.running, load.cancelled) == (2, 0, 2)
+
+
+@pytest.mark.asyncio
+async def test_ten_that_fail_at_once_without_waiting() -> None:
+    """Case CA-03, to the letter: on asyncio all join before the call has run."""
+    calls = 0
+
+    async def boom() -> None:
+        nonlocal calls
+        calls += 1
+        raise ConnectionError("boom")
+
+    pipeline = B().add_cache(key=key_k).build()
+    outcomes = await asyncio.gather(*(pipeline.settle(boom) for _ in range(10)))
+    assert calls == 1
+    lengths = [traceback_length(outcome.error) for outcome in outcomes if outcome.error]
+    assert len(lengths) == 10
+    assert max(lengths) < 2 * min(lengths)
+
+
 @anyio_test
 @pytest.mark.parametrize("count", [2, 10])
 async def test_equal_calls_at_once_are_one(count: int) -> None:
