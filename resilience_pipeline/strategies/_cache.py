@@ -21,7 +21,6 @@ from .._options import (
     count,
     function,
     instance,
-    positive_duration,
     rule,
     text_or_none,
     to_name,
@@ -151,13 +150,13 @@ class Cache(Strategy[Never]):
         max_size: Results stored at most, at least 1; the least recently used goes first. `math.inf`
             for no bound.
         ttl: Seconds (any duration form) from a result's coming out for which it is served; `None`
-            for ever.
+            for ever, 0 to store nothing and only join calls that come at once.
         key: Function of a `CacheKeyEvent` giving what makes two calls equal, which can be hashed.
             The default is `(operation_key, fn, args)`. Values of different types are kept apart.
         cache_errors: Whether errors are stored too, and raised again as copies. A `MisuseError`
             never is.
         stale_if_error: Seconds (any duration form) past its `ttl` for which a result is served if
-            running the call again fails. `None` for not at all.
+            running the call again fails. `None` for not at all. Without a `ttl` nothing is stale.
         max_chunks: Chunks of a stream that are kept, at least 1. One that has more is not shared any
             more: its readers go on, and it is not stored. `None` for no bound.
         control: Reads and empties the cache by hand.
@@ -172,9 +171,7 @@ class Cache(Strategy[Never]):
     STALE: ClassVar[PropertyKey[Exception]] = PropertyKey("resilience_pipeline.cache_stale")
 
     max_size: float = field(default=1024, kw_only=True, metadata=count(minimum=1, infinite=True))
-    ttl: float | None = field(
-        default=None, kw_only=True, converter=to_seconds_or_none, metadata=positive_duration()
-    )
+    ttl: float | None = field(default=None, kw_only=True, converter=to_seconds_or_none)
     key: Callable[[CacheKeyEvent], Hashable | Awaitable[Hashable]] | None = field(
         default=None, kw_only=True, metadata=function()
     )
@@ -185,11 +182,6 @@ class Cache(Strategy[Never]):
         default=None, kw_only=True, metadata=instance(CacheControl, "a CacheControl")
     )
     name: str = field(default=None, kw_only=True, converter=to_name, metadata=text_or_none())
-
-    def _problems(self) -> list[str]:
-        if self.stale_if_error is not None and self.ttl is None:
-            return ["stale_if_error needs a ttl: without one nothing is ever stale"]
-        return []
 
     def bind(self, next: Handler, site: Site) -> Handler:  # noqa: A002
         """Make the handler of one pipeline, with an empty cache."""

@@ -746,6 +746,26 @@ async def test_ttl_counts_from_completion_and_ends_at_its_end() -> None:
 
 
 @anyio_test
+async def test_with_a_ttl_of_zero_only_calls_at_once_are_joined() -> None:
+    """Nothing is stored, but what is stale may still be served when the call fails."""
+    load = Gated()
+    control = CacheControl()
+    pipeline = B().add_cache(ttl=0, control=control).build()
+    async with anyio.create_task_group() as tasks:
+        calls = [spawn(tasks, pipeline.execute, load) for _ in range(3)]
+        await tick()
+        load.gate.set()
+    assert ([call.value for call in calls], load.calls) == (["v"] * 3, 1)
+    assert control.statistics().size == 0
+    await pipeline.execute(load)
+    assert load.calls == 2
+    kept = B().add_cache(ttl=0, stale_if_error=60).build()
+    failing = Scripted("old", ConnectionError("down"))
+    assert [await kept.execute(failing) for _ in range(2)] == ["old", "old"]
+    assert failing.calls == 2
+
+
+@anyio_test
 async def test_a_stale_value_is_served_when_refreshing_fails() -> None:
     """Contract: up to `stale_if_error` past its ttl, and the context tells of it."""
     clock = VirtualClock()
@@ -1091,7 +1111,7 @@ def test_every_bad_option_is_named() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"stale_if_error": 5}, {"ttl": 0}, {"max_chunks": True}, {"max_size": 1.5}, {"ttl": -1}],
+    [{"stale_if_error": "5"}, {"max_chunks": True}, {"max_size": 1.5}, {"ttl": -1}],
 )
 def test_bad_options(options: dict[str, Any]) -> None:
     """Each is refused by its name."""

@@ -64,7 +64,7 @@ class Model:
 
 @given(
     max_size=st.integers(1, 4),
-    ttl=st.sampled_from([1.0, 3.0, math.inf]),
+    ttl=st.sampled_from([0.0, 1.0, 3.0, math.inf]),
     grace=st.sampled_from([None, 0.0, 2.0]),
     operations=st.lists(_OPERATIONS, max_size=60),
 )

@@ -36,7 +36,6 @@ def key_k(_: object) -> str:
 def joined(control: CacheControl, count: int) -> None:
     """Wait until so many have joined what is in flight."""
     until(lambda: control.statistics().hits == count)
-    threading.Event().wait(0.01)  # and have come to where they wait; nothing depends on it
 
 
 # ---- calls in threads -------------------------------------------------------------------------
