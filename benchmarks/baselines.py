@@ -8,10 +8,11 @@ retried nor counted, permits come back, the last error comes out.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -110,6 +111,26 @@ class RateLimiter:
             raise LimitReachedError(msg)
         self._tokens -= 1
         return await fn()
+
+
+class Cache:
+    """An ordered dictionary, the least recently used first; calls at once are not joined."""
+
+    def __init__(self, size: int, seconds: float) -> None:
+        self._size = size
+        self._seconds = seconds
+        self._entries: OrderedDict[object, tuple[object, float]] = OrderedDict()
+
+    async def run(self, fn: Callable[[], Awaitable[T]]) -> T:
+        entry: Any = self._entries.get(fn)
+        if entry is not None and monotonic() - entry[1] < self._seconds:
+            self._entries.move_to_end(fn)
+            return entry[0]  # type: ignore[no-any-return]
+        value = await fn()
+        self._entries[fn] = value, monotonic()
+        if len(self._entries) > self._size:
+            self._entries.popitem(last=False)
+        return value
 
 
 class Hedging:

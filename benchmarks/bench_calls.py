@@ -227,6 +227,14 @@ def _failing_with_listener() -> Mapping[str, Loop]:
     }
 
 
+def _cache_hit() -> Mapping[str, Loop]:
+    pipeline = ResiliencePipelineBuilder().add_cache(ttl="1h").build()
+    return {
+        OURS: repeat_with(pipeline.execute, work),
+        BY_HAND: repeat_with(baselines.Cache(1024, 3600).run, work),
+    }
+
+
 ROWS = (
     call_row("empty pipeline", bare=BARE, contenders=_empty, bounds=[bare_calls(8)]),
     call_row("retry alone", bare=BARE, contenders=_retry, bounds=[bare_calls(9)]),
@@ -234,6 +242,7 @@ ROWS = (
     call_row("circuit breaker alone", bare=BARE, contenders=_breaker),
     call_row("concurrency limiter alone", bare=BARE, contenders=_concurrency_limiter),
     call_row("rate limiter alone", bare=BARE, contenders=_rate_limiter),
+    call_row("cache alone, a hit", bare=BARE, contenders=_cache_hit),
     call_row(
         "limiter + retry + breaker + timeout",
         bare=BARE,

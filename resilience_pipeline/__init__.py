@@ -48,6 +48,11 @@ if TYPE_CHECKING:
     from ._registry import ResiliencePipelineRegistry
     from .strategies import (
         BreakDurationEvent,
+        Cache,
+        CacheControl,
+        CacheKeyEvent,
+        CacheStaleEvent,
+        CacheStatistics,
         ChaosBehavior,
         ChaosBehaviorEvent,
         ChaosEvent,
@@ -99,6 +104,11 @@ __all__ = [
     "AttemptCompleted",
     "BreakDurationEvent",
     "BrokenCircuitError",
+    "Cache",
+    "CacheControl",
+    "CacheKeyEvent",
+    "CacheStaleEvent",
+    "CacheStatistics",
     "ChaosBehavior",
     "ChaosBehaviorEvent",
     "ChaosEvent",

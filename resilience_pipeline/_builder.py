@@ -230,6 +230,7 @@ class ResiliencePipelineBuilder(Generic[E_co]):
     add_chaos_latency = _Adder(lambda: strategies.ChaosLatency)
     add_chaos_outcome = _Adder(lambda: strategies.ChaosOutcome)
     add_chaos_behavior = _Adder(lambda: strategies.ChaosBehavior)
+    add_cache = _Adder(lambda: strategies.Cache)
 
     def build(self) -> ResiliencePipeline[E_co]:
         """Build a pipeline with fresh state; the first strategy added is the outermost.

@@ -102,6 +102,13 @@ class Line:
         """Tell that closing a source failed which nobody will get."""
         self._outlet.tell_of_close_error(self._context, error)
 
+    def untimed(self, context: ResilienceContext) -> Line:
+        """Make the same line without time limits, for another context."""
+        options = StreamOptions(
+            commit_when=self._options.commit_when, max_held=self._options.max_held
+        )
+        return Line(options, context, self._outlet)
+
     async def start(
         self, prime: Callable[[ResilienceContext], Awaitable[T]], context: ResilienceContext
     ) -> T:

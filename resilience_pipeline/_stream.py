@@ -26,6 +26,7 @@ from .strategies._base import Handler
 
 if TYPE_CHECKING:
     from ._recording import Recorder
+    from ._sharing import ReaderCarrier, SharedReader, Tap
     from .runtime import Interruption, Runtime, Waiter
 
 T_co = TypeVar("T_co", covariant=True)
@@ -76,6 +77,9 @@ class StreamExecution:
             carrier = OwnedSource(runtime, Source(make), self._close_timeout)
         else:
             carrier = OwnSource(runtime, Source(make), self._close_timeout)
+        return await self._primed(carrier)
+
+    async def _primed(self, carrier: OwnSource | OwnedSource | ReaderCarrier) -> Primed:
         carrier.on_close_error = self._line.tell_of_close_error
         try:
             primed = Primed(carrier, *await carrier.start(self._line.read_up_to))
@@ -84,6 +88,35 @@ class StreamExecution:
             raise
         self._open.add(primed)
         return primed
+
+    def branch(self, context: ResilienceContext) -> StreamExecution:
+        """Make the execution of a source that several streams will share, and that outlives this one.
+
+        It has the same line and no time limits, which are each reader's own; a source gets a task
+        of its own wherever there are tasks.
+        """
+        return StreamExecution(self._close_timeout, True, self._line.untimed(context))
+
+    async def tapped(self, context: ResilienceContext, head: Handler) -> Tap:
+        """Run a branch's onion, and take what comes out of it for several readers."""
+        try:
+            primed = await self.adopted(context, await head(context))
+        except GeneratorExit:
+            self.abandon()
+            raise
+        except BaseException:
+            await self.settle(None)
+            raise
+        await self.settle(primed)
+        from ._sharing import Tap  # the few who share sources pay for it
+
+        return Tap(primed.carrier, primed.held, primed.ended)
+
+    async def share(self, reader: SharedReader) -> Primed:
+        """Prime a reader of a source that others read as well."""
+        from ._sharing import ReaderCarrier
+
+        return await self._primed(ReaderCarrier(reader))
 
     async def adopt(self, context: ResilienceContext, value: Any) -> Primed:
         """Prime what a fallback gave: a source is run like any other, a value becomes one chunk."""

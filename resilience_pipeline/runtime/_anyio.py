@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import copy_context
+from threading import get_ident
 from time import monotonic
 from typing import Any, TypeVar, cast
 
@@ -91,6 +92,9 @@ class AnyioRuntime(Runtime):
         ended = RuntimeError("the task that ran the stream's source was cancelled")
         ended.__cause__ = error
         return ended
+
+    def place(self) -> tuple[int, object]:
+        return get_ident(), trio.lowlevel.current_trio_token()
 
     def waiter(self) -> Waiter:
         return _TrioWaiter(self.clock)

@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import suppress
 from contextvars import copy_context
 from sys import modules, version_info
+from threading import get_ident
 from time import monotonic
 from types import coroutine
 from typing import Any, TypeVar
@@ -298,6 +299,9 @@ class AsyncioRuntime(Runtime):
     def is_cancelled(self) -> bool:
         task = current_task()
         return task is None or task.cancelling() > 0
+
+    def place(self) -> tuple[int, object]:
+        return get_ident(), get_running_loop()
 
     def waiter(self) -> Waiter:
         return _AsyncioWaiter(get_running_loop(), self.clock)

@@ -217,6 +217,13 @@ class Runtime(ABC):
         return error
 
     @abstractmethod
+    def place(self) -> tuple[int, object]:
+        """Tell where the caller runs: the thread's identity, and its event loop or `None`.
+
+        What is done by another loop of the same thread can't be waited for.
+        """
+
+    @abstractmethod
     def waiter(self) -> Waiter:
         """Make a waiter for the calling task."""
 

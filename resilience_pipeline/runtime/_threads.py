@@ -136,6 +136,9 @@ class ThreadRuntime(Runtime):
     def is_cancellation(self, error: BaseException) -> bool:
         return isinstance(error, Cancelled)
 
+    def place(self) -> tuple[int, object]:
+        return threading.get_ident(), None
+
     def waiter(self) -> Waiter:
         return _ThreadWaiter(self.clock)
 

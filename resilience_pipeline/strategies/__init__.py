@@ -12,6 +12,8 @@ from .. import _lazy
 from ._base import Handler, Site, Strategy, SupportsHealth
 
 if TYPE_CHECKING:
+    from ._cache import Cache, CacheControl, CacheStaleEvent, CacheStatistics
+    from ._cache_key import CacheKeyEvent
     from ._chaos import (
         ChaosBehavior,
         ChaosBehaviorEvent,
@@ -53,6 +55,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BreakDurationEvent",
+    "Cache",
+    "CacheControl",
+    "CacheKeyEvent",
+    "CacheStaleEvent",
+    "CacheStatistics",
     "ChaosBehavior",
     "ChaosBehaviorEvent",
     "ChaosEvent",
@@ -109,6 +116,11 @@ if not TYPE_CHECKING:  # to which every name would be one that is there
         __name__,
         {
             "BreakDurationEvent": "._circuit_breaker",
+            "Cache": "._cache",
+            "CacheControl": "._cache",
+            "CacheKeyEvent": "._cache_key",
+            "CacheStaleEvent": "._cache",
+            "CacheStatistics": "._cache",
             "ChaosBehavior": "._chaos",
             "ChaosBehaviorEvent": "._chaos",
             "ChaosEvent": "._chaos_generators",

@@ -22,6 +22,7 @@ MODULES: dict[str, int] = {
     "test_chaos": 38,
     "test_instant": 16,
     "test_clock_drives": 9,
+    "test_cache": 28,
     "test_circuit_breaker": 75,
     "test_fallback": 40,
     "test_hedging": 49,

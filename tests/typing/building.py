@@ -9,6 +9,9 @@ from typing import Any, Never, assert_type
 
 from resilience_pipeline import (
     BrokenCircuitError,
+    Cache,
+    CacheControl,
+    CacheKeyEvent,
     CircuitBreaker,
     CircuitBreakerControl,
     ConcurrencyLimiter,
@@ -56,6 +59,7 @@ assert_type(empty.add_retry(budget=budget), ResiliencePipelineBuilder[Never])
 assert_type(empty.add_hedging(budget=budget), ResiliencePipelineBuilder[Never])
 assert_type(budget.window, float)
 assert_type(Retry(budget=None).budget, RetryBudget | None)
+assert_type(empty.add_cache(ttl="10m", stale_if_error=60), ResiliencePipelineBuilder[Never])
 assert_type(empty.add_timeout("10s"), ResiliencePipelineBuilder[TimeoutRejectedError])
 assert_type(empty.add_circuit_breaker(), ResiliencePipelineBuilder[BrokenCircuitError])
 assert_type(
@@ -275,11 +279,20 @@ empty.add(Fallback(generator))
 empty.add_chaos_latency(generator, enabled=lambda event: event.context.attempt == 0)
 empty.add_chaos_behavior(generator)
 
+
+def cache_key(event: CacheKeyEvent) -> tuple[object, ...]:
+    return event.fn, event.args, event.context.operation_key
+
+
+empty.add_cache(key=cache_key, control=CacheControl())
+empty.add(Cache(key=lambda event: str(event.args)))
+
 empty.add_retry(should_handle=BaseException)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 empty.add_retry(should_handle=int)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 empty.add_retry(should_handle="OSError")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 empty.add_retry(on_retry=wrong_hook)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 empty.add_retry(on_retry=lambda: None)  # type: ignore[arg-type, misc]  # pyright: ignore[reportArgumentType]
+empty.add_cache(control=CircuitBreakerControl())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 handle(KeyboardInterrupt)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 handle(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 handle_result(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
