@@ -1,10 +1,12 @@
 """The case studies in examples/: each runs as it stands, prints its figures, and they are what the guide says.
 
-Each runs in a process of its own, as a reader would run it: the packages under study may set up what they like there.
+The figures come from a process of their own, as a reader would run it: the packages under study may set up what they
+like there, and one of them instruments threading.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -12,7 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+
+from resilience_pipeline._demo import FlakyServer, Status
+from support.live import NO_CERTIFICATES
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 #: Runs an example and prints, below what it prints itself, what its `main` returns.
@@ -76,6 +82,26 @@ def test_a_hardened_httpx_client_keeps_its_pace() -> None:
     """At most 4 + 80 t requests in t seconds, retries among them."""
     hardened = figures_of("httpx_client")["hardened"]
     assert hardened["requests"] <= 4 + 80 * hardened["seconds"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("method", "path", "sent"), [("POST", "/v1/chat/completions", 1), ("GET", "/data", 2)]
+)
+async def test_a_hardened_httpx_client_repeats_what_may_happen_twice(
+    monkeypatch: pytest.MonkeyPatch, method: str, path: str, sent: int
+) -> None:
+    """A POST whose answer is a 503 comes out as that answer; a GET is asked again."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    example = importlib.import_module("httpx_client")
+    async with (
+        FlakyServer(Status(503)) as server,
+        httpx.AsyncClient(base_url=server.url, trust_env=False, verify=NO_CERTIFICATES) as client,
+    ):
+        example.harden(client, example.pipeline_for_http())
+        response = await client.request(method, path, content=b"{}")
+        assert len(server.requests) == sent
+    assert response.status_code == (503 if sent == 1 else 200)
 
 
 # ---- strands ------------------------------------------------------------------------------------
