@@ -68,13 +68,15 @@ def harden(client: httpx.AsyncClient, pipeline: ResiliencePipeline[Any]) -> None
     """Send every request of this client through the pipeline from now on.
 
     All of `get`, `post`, `request` and `stream` come down to `send`, which gives responses, so a
-    status is a result here. What may not happen twice is repeated only if it was never sent.
+    status is a result here. What may not happen twice, or has a body that can be read only once, is
+    repeated only if it was never sent.
     """
     again = pipeline.wrap(client.send)
     once = pipeline.wrap(client.send, idempotent=False)
 
     async def send(request: httpx.Request, **options: Any) -> httpx.Response:
-        return await (again if request.method in SAFE else once)(request, **options)
+        may_repeat = request.method in SAFE and isinstance(request.stream, httpx.ByteStream)
+        return await (again if may_repeat else once)(request, **options)
 
     client.send = send  # type: ignore[method-assign]  # this is the hardening
 
