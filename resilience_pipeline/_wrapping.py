@@ -13,6 +13,7 @@ from collections.abc import (
 )
 from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from weakref import WeakKeyDictionary
 
 from typing_extensions import ParamSpec
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 P = ParamSpec("P")
+
+#: Functions made here that give streams, and the method that runs a stream of theirs. It can't be
+#: seen by looking at them: they are plain functions, unlike the generator functions inside.
+_streaming: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
 def wrapped(
@@ -45,23 +50,32 @@ def wrapped(
             return await pipeline.execute(target, *(() if kwargs else args), **options)
 
         return call
-    run: Any = _runner_of(pipeline, fn)
+    method_name = _runner_of(fn)
+    run: Any = getattr(pipeline, method_name)
 
     @partial(_dress, fn)
     def call_or_stream(*args: Any, **kwargs: Any) -> Any:
         target = partial(fn, *args, **kwargs) if kwargs else fn
         return run(target, *(() if kwargs else args), **options)
 
+    if method_name != "execute_sync":
+        _streaming[call_or_stream] = method_name
     return call_or_stream
 
 
-def _runner_of(pipeline: ResiliencePipeline[Any], fn: Any) -> Callable[..., Any]:
-    """Find the method that runs a function of this kind."""
-    if _is(inspect.isasyncgenfunction, fn):
-        return pipeline.execute_stream
-    if _is(inspect.isgeneratorfunction, fn):
-        return pipeline.execute_stream_sync
-    return pipeline.execute_sync
+def _runner_of(fn: Any) -> str:
+    """Name the method that runs a function of this kind."""
+    if _is(partial(_streams_by, "execute_stream", inspect.isasyncgenfunction), fn):
+        return "execute_stream"
+    if _is(partial(_streams_by, "execute_stream_sync", inspect.isgeneratorfunction), fn):
+        return "execute_stream_sync"
+    return "execute_sync"
+
+
+def _streams_by(method_name: str, of_kind: Callable[[Any], bool], fn: Any) -> bool:
+    function = fn.__func__ if inspect.ismethod(fn) else fn
+    made_here = inspect.isfunction(function) and _streaming.get(function) == method_name
+    return made_here or of_kind(fn)
 
 
 def _is(test: Callable[[Any], bool], fn: Any) -> bool:

@@ -19,6 +19,7 @@ from resilience_pipeline import (
     Cache,
     CacheControl,
     CacheKeyEvent,
+    CacheStaleEvent,
     CacheStatistics,
     Failure,
     MisuseError,
@@ -783,6 +784,25 @@ async def test_a_stale_value_is_served_when_refreshing_fails() -> None:
     assert control.statistics().stale_hits == 2
     await clock.advance(0.001)
     assert isinstance(await raised_by(pipeline.execute, load), ConnectionError)
+
+
+@anyio_test
+async def test_what_is_served_stale_is_told_of() -> None:
+    """`OnStale`, once for each call that was served so."""
+    clock, heard = VirtualClock(), list[Any]()
+    down = ConnectionError("down")
+    pipeline = (
+        B(name="api", clock=clock, listeners=[heard.append])
+        .add_cache(ttl=10, stale_if_error=5)
+        .build()
+    )
+    load = Scripted("old", down)
+    await pipeline.execute(load)
+    await clock.advance(12)
+    assert await pipeline.execute(load, operation_key="op") == "old"
+    (event,) = [each for each in heard if isinstance(each, CacheStaleEvent)]
+    assert (event.name, event.age, type(event.error)) == ("OnStale", 12, ConnectionError)
+    assert (event.pipeline_name, event.strategy_name, event.operation_key) == ("api", "Cache", "op")
 
 
 @anyio_test

@@ -197,6 +197,9 @@ async def wrap() -> None:
     assert_type(await pipeline.wrap(partial(fetch, "url"))(), bytes)
     assert_type(await pipeline.wrap(Client().get)(3), dict[str, int])
 
+    assert_type(await pipeline.wrap(pipeline.wrap(fetch))("url", verify=False), bytes)
+    assert_type(pipeline.wrap(streaming)(1, c=1.0), ResilienceStream[str])
+
     service = Service()
     assert_type(await service.fetch(1), str)
     await service.save(1, force=True)
@@ -215,6 +218,9 @@ async def wrap() -> None:
     assert_type(pipeline.execute_sync(plain, "url"), int)
     assert_type(pipeline.settle_sync(plain, "url"), Outcome[int, TimeoutRejectedError])
     assert_type(pipeline.wrap(chunks)(1), SyncResilienceStream[str])
+    assert_type(pipeline.wrap(pipeline.wrap(plain))("url"), int)
+    assert_type(pipeline.wrap(pipeline.wrap(chunks))(1), SyncResilienceStream[str])
+    assert_type(await pipeline.wrap(service.fetch)(1), str)
     assert_type(pipeline.execute_stream_sync(chunks, 1), SyncResilienceStream[str])
     pipeline.execute_sync(plain, 1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
