@@ -121,6 +121,20 @@ async def test_a_hardened_httpx_client_repeats_what_may_happen_twice(
     assert response.status_code == (503 if sent == 1 else 200)
 
 
+# ---- tinydb -------------------------------------------------------------------------------------
+
+
+def test_a_hardened_database_loses_nothing() -> None:
+    """Deposits of tasks, transfers in opposite directions, and threads among the tasks."""
+    figures = figures_of("tinydb_bank")
+    assert figures["hardened"] == figures["right"]
+
+
+def test_a_bare_database_loses_deposits() -> None:
+    """All tasks read before any of them writes, so one deposit is left."""
+    assert figures_of("tinydb_bank")["bare"]["after deposits"] == 1
+
+
 # ---- strands ------------------------------------------------------------------------------------
 
 

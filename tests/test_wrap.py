@@ -21,6 +21,7 @@ from anyio.lowlevel import checkpoint
 from resilience_pipeline import (
     BrokenCircuitError,
     CircuitBreakerControl,
+    ResilienceLock,
     ResiliencePipeline,
     ResilienceStream,
     SyncResilienceStream,
@@ -29,7 +30,7 @@ from resilience_pipeline import (
     current_context,
 )
 from resilience_pipeline.testing import VirtualClock
-from support.calls import B, BoomError, Watching
+from support.calls import B, BoomError, Watching, tick
 
 ASYNC = ["coroutine function", "async generator function"]
 PLAIN = ["plain function", "generator function"]
@@ -355,6 +356,69 @@ async def test_the_order_of_wraps_decides_what_a_time_limit_bounds(
     with pytest.raises(TimeoutRejectedError):
         await call()
     assert (calls, clock.now()) == ((3, 30) if order == "retry outside" else (1, 10))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("order", ["retry outside", "lock outside"])
+@pytest.mark.parametrize("nested", [by_pipelines, by_wraps], ids=lambda fn: fn.__name__)
+async def test_the_order_of_wraps_decides_whether_a_lock_is_held_across_the_back_off(
+    order: str, nested: Nesting
+) -> None:
+    """Retry outside: others get in while it waits. Lock outside: they wait for it."""
+    clock, lock = VirtualClock(), ResilienceLock()
+    retry = B(clock=clock).add_retry(delay=10).build()
+    locked = B(clock=clock).add_lock(lock).build()
+    flaky = Service(failures=1).coroutine_function
+    call = (
+        nested(retry, locked, flaky) if order == "retry outside" else nested(locked, retry, flaky)
+    )
+    got_in: list[float] = []
+
+    @locked.wrap
+    async def other() -> None:
+        got_in.append(clock.now())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call, 1)
+        await tick()
+        tasks.start_soon(other)
+        await tick()
+        await clock.advance(10)
+    assert got_in == [0 if order == "retry outside" else 10]
+
+
+@pytest.mark.anyio
+async def test_wrapped_methods_with_one_lock_call_each_other() -> None:
+    """A method of any kind that is called inside of another one passes."""
+    locked = B().add_lock().build()
+
+    class Account:
+        balance = 0
+
+        @locked.wrap
+        def read(self) -> int:
+            return self.balance
+
+        @locked.wrap
+        async def deposit(self, amount: int) -> None:
+            balance = self.read()
+            await checkpoint()
+            self.balance = balance + amount
+
+        @locked.wrap
+        async def deposit_each(self, *amounts: int) -> AsyncIterator[int]:
+            for amount in amounts:
+                await self.deposit(amount)
+                yield self.read()
+
+        @locked.wrap
+        async def deposit_all(self, *amounts: int) -> None:
+            async with self.deposit_each(*amounts) as balances:
+                assert [balance async for balance in balances] == [amounts[0], sum(amounts)]
+
+    account = Account()
+    await account.deposit_all(1, 2)
+    assert account.balance == 3
 
 
 @pytest.mark.anyio
