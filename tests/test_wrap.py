@@ -440,6 +440,60 @@ async def test_a_nested_wrap_of_a_stream_closes_its_source() -> None:
     assert left
 
 
+CACHE_ORDERS = pytest.mark.parametrize(
+    ("order", "came_out", "calls"),
+    [
+        ("cache outside", True, 2),
+        ("retry outside", False, 1),
+        ("retry outside, no errors kept", True, 2),
+    ],
+)
+
+
+def cached_and_retried(order: str, nested: Nesting, fn: Any) -> Any:
+    """A cache that keeps errors, unless it says otherwise, inside or outside of a retry."""
+    cache: ResiliencePipeline[Any]
+    cache = B().add_cache(cache_errors=not order.endswith("no errors kept")).build()
+    outer, inner = (cache, retrying()) if order == "cache outside" else (retrying(), cache)
+    return nested(outer, inner, fn)
+
+
+@CACHE_ORDERS
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", ASYNC)
+@pytest.mark.parametrize("nested", [by_pipelines, by_wraps], ids=lambda fn: fn.__name__)
+async def test_the_order_of_wraps_decides_whether_a_cache_defeats_a_retry(
+    kind: str, nested: Nesting, order: str, came_out: bool, calls: int
+) -> None:
+    """Retry inside: what is kept came out in the end. Retry outside: it gets the kept error again and again."""
+    service = Service(failures=1)
+    call = cached_and_retried(order, nested, service.of_kind(kind))
+    for _ in range(2):
+        if came_out:
+            assert await result_of(call(1, b=2)) == [1, 2]
+        else:
+            with pytest.raises(BoomError):
+                await result_of(call(1, b=2))
+    assert service.calls == calls
+
+
+@CACHE_ORDERS
+@pytest.mark.parametrize("kind", PLAIN)
+@pytest.mark.parametrize("nested", [by_pipelines, by_wraps], ids=lambda fn: fn.__name__)
+def test_the_order_of_wraps_decides_that_in_threads(
+    kind: str, nested: Nesting, order: str, came_out: bool, calls: int
+) -> None:
+    service = Service(failures=1)
+    call = cached_and_retried(order, nested, service.of_kind(kind))
+    for _ in range(2):
+        if came_out:
+            assert plain_result_of(call(1, b=2)) == [1, 2]
+        else:
+            with pytest.raises(BoomError):
+                plain_result_of(call(1, b=2))
+    assert service.calls == calls
+
+
 @pytest.mark.anyio
 async def test_the_innermost_wrap_has_the_context_that_the_function_sees() -> None:
     """Each wrap is an execution of its own, and counts its own attempts."""
