@@ -17,11 +17,11 @@ class BusyServer(FlakyServer):
 
     Args:
         *steps: What happens to the requests that it admits; those it turns away use up no step.
-        permits: How many it admits in any `window`.
+        permits: How many it admits in any `window`; by default all.
         window: Seconds.
     """
 
-    def __init__(self, *steps: Step, permits: int, window: float) -> None:
+    def __init__(self, *steps: Step, permits: float = math.inf, window: float = 0.1) -> None:
         super().__init__(*steps)
         self._permits = permits
         self._window = window

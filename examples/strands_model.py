@@ -42,12 +42,12 @@ async def ask(model: Model, number: int) -> str:
 
 
 def pipeline_for_models(listen: Callable[[Any], None]) -> ResiliencePipeline[Any]:
-    """Make the pipeline: 20 starts a second, and half a second from a start to the first token."""
+    """Make the pipeline: 20 starts a second, and three quarters of a second to the first token."""
     return (
         ResiliencePipelineBuilder(name="model", listeners=[listen])
         .add_retry(max_retry_attempts=4, delay="50ms", backoff_type="exponential")
         .add_rate_limiter(TokenBucket(1, 20), queue_limit=math.inf)
-        .add_timeout("500ms")
+        .add_timeout("750ms")
         .build()
     )
 
@@ -103,7 +103,7 @@ async def run(answers: list[str], attempts: list[str] | None = None) -> Figures:
         openai.AsyncOpenAI(
             base_url=f"{server.url}/v1",
             api_key="none",
-            timeout=1,
+            timeout=1.5,
             # One level retries: the pipeline, where there is one.
             max_retries=openai.DEFAULT_MAX_RETRIES if attempts is None else 0,
             http_client=openai.DefaultAsyncHttpxClient(trust_env=False),

@@ -10,6 +10,7 @@ import importlib
 import json
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -58,40 +59,55 @@ def test_an_example_is_a_script_that_can_be_read_in_one_go(path: Path) -> None:
 
 # ---- httpx --------------------------------------------------------------------------------------
 
-#: How many of the first 120 requests the server's script spoils.
-HTTP_FAULTS = 43
+#: How many of its first hundred answers the server spoils.
+SPOILED = 36
 
 
 def test_a_hardened_httpx_client_answers_every_call() -> None:
-    """The callers' code is the same for both; every fault of the server reaches the bare client's callers."""
-    figures = figures_of("httpx_client")
+    """The callers' code is the same for both; what is spoiled reaches those of the bare client."""
+    figures = figures_of("httpx_client")["a server that spoils answers"]
     bare, hardened = figures["bare"], figures["hardened"]
-    assert bare["answered"] <= bare["asked"] - HTTP_FAULTS
-    assert hardened["answered"] == hardened["asked"] == 120
+    assert bare["asked"] == bare["requests"] == 100
+    assert bare["answered"] <= 100 - SPOILED
+    assert hardened["answered"] == hardened["asked"] == 100
     assert hardened["failures"] == {}
 
 
-def test_a_hardened_httpx_client_repeats_what_failed_and_no_more() -> None:
-    """Every fault costs one more request; on a machine that stumbles some time limit may pass besides."""
-    bare, hardened = (figures_of("httpx_client")[name] for name in ("bare", "hardened"))
-    assert bare["requests"] == 120
-    assert 120 + HTTP_FAULTS <= hardened["requests"] <= 2 * 120
+def test_a_hardened_httpx_client_asks_again_for_each_fault() -> None:
+    """Each costs one more request; on a machine that stumbles some time limit may pass besides."""
+    hardened = figures_of("httpx_client")["a server that spoils answers"]["hardened"]
+    assert hardened["requests"] >= 100 + SPOILED
+
+
+def test_a_hardened_httpx_client_meets_a_limit_without_losing_a_call() -> None:
+    hardened = figures_of("httpx_client")["a server that has a limit"]["hardened"]
+    assert hardened["answered"] == hardened["asked"] == 100
 
 
 def test_a_hardened_httpx_client_keeps_its_pace() -> None:
     """At most 4 + 80 t requests in t seconds, retries among them."""
-    hardened = figures_of("httpx_client")["hardened"]
-    assert hardened["requests"] <= 4 + 80 * hardened["seconds"]
+    for figures in figures_of("httpx_client").values():
+        assert figures["hardened"]["requests"] <= 4 + 80 * figures["hardened"]["seconds"]
+
+
+async def once() -> AsyncIterator[bytes]:
+    """A body that can be read only once."""
+    yield b"{}"
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    ("method", "path", "sent"), [("POST", "/v1/chat/completions", 1), ("GET", "/data", 2)]
+    ("method", "path", "body", "sent"),
+    [
+        pytest.param("GET", "/data", b"{}", 2, id="get"),
+        pytest.param("POST", "/v1/chat/completions", b"{}", 1, id="post"),
+        pytest.param("GET", "/data", once(), 1, id="one-shot-body"),
+    ],
 )
 async def test_a_hardened_httpx_client_repeats_what_may_happen_twice(
-    monkeypatch: pytest.MonkeyPatch, method: str, path: str, sent: int
+    monkeypatch: pytest.MonkeyPatch, method: str, path: str, body: Any, sent: int
 ) -> None:
-    """A POST whose answer is a 503 comes out as that answer; a GET is asked again."""
+    """Of the others a 503 comes out as that answer."""
     monkeypatch.syspath_prepend(EXAMPLES)
     example = importlib.import_module("httpx_client")
     async with (
@@ -99,7 +115,8 @@ async def test_a_hardened_httpx_client_repeats_what_may_happen_twice(
         httpx.AsyncClient(base_url=server.url, trust_env=False, verify=NO_CERTIFICATES) as client,
     ):
         example.harden(client, example.pipeline_for_http())
-        response = await client.request(method, path, content=b"{}")
+        size = {"Content-Length": "2"}
+        response = await client.request(method, path, content=body, headers=size)
         assert len(server.requests) == sent
     assert response.status_code == (503 if sent == 1 else 200)
 
@@ -132,5 +149,5 @@ def test_the_attempts_of_a_model_are_told() -> None:
 def test_a_hardened_model_keeps_its_pace() -> None:
     """At most 1 + 20 t starts in t seconds, retries among them."""
     hardened = figures_of("strands_model")["hardened"]
-    assert hardened["requests"] == len(figures_of("strands_model")["attempts"])
+    assert hardened["requests"] >= 12 + 5
     assert hardened["requests"] <= 1 + 20 * hardened["seconds"]
