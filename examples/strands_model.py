@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Callable
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,13 @@ from strands.models.openai import OpenAIModel
 from strands.types.streaming import StreamEvent
 
 from _support import Figures, measure, show
-from resilience_pipeline import ResiliencePipeline, ResiliencePipelineBuilder, TokenBucket
+from resilience_pipeline import (
+    AttemptCompleted,
+    ResiliencePipeline,
+    ResiliencePipelineBuilder,
+    Success,
+    TokenBucket,
+)
 from resilience_pipeline._demo import DieAfter, FlakyServer, Refuse, Stall, Status, Step, Tokens
 
 # ---- the application: it knows agents, and nothing of pipelines ----------------------------------
@@ -35,18 +41,11 @@ async def ask(model: Model, number: int) -> str:
 # ---- the hardening -------------------------------------------------------------------------------
 
 
-def pipeline_for_models(attempts: list[str]) -> ResiliencePipeline[Any]:
+def pipeline_for_models(listen: Callable[[Any], None]) -> ResiliencePipeline[Any]:
     """Make the pipeline: 20 starts a second, and three quarters of a second to the first token."""
     return (
-        ResiliencePipelineBuilder(name="model")
-        .add_retry(
-            max_retry_attempts=4,
-            delay="50ms",
-            backoff_type="exponential",
-            on_retry=lambda event: attempts.append(
-                f"attempt {event.attempt}: {type(event.outcome.error).__name__}"
-            ),
-        )
+        ResiliencePipelineBuilder(name="model", listeners=[listen])
+        .add_retry(max_retry_attempts=4, delay="50ms", backoff_type="exponential")
         .add_rate_limiter(TokenBucket(1, 20), queue_limit=math.inf)
         .add_timeout("750ms")
         .build()
@@ -56,6 +55,18 @@ def pipeline_for_models(attempts: list[str]) -> ResiliencePipeline[Any]:
 def has_content(event: StreamEvent) -> bool:
     """Tell the first event that has something in it: `messageStart` comes with the headers."""
     return "messageStart" not in event
+
+
+def told_of(event: AttemptCompleted) -> str:
+    """Say of an attempt that its answer has begun, or what went wrong before that."""
+    match event.outcome:
+        case Success():
+            what = "begun"
+        case None:
+            what = "cancelled"
+        case failed:
+            what = type(failed.error).__name__
+    return f"attempt {event.attempt}: {what} after {1000 * event.duration:.0f} ms"
 
 
 def harden(model: Model, pipeline: ResiliencePipeline[Any]) -> None:
@@ -100,7 +111,12 @@ async def run(answers: list[str], attempts: list[str] | None = None) -> Figures:
     ):
         model = OpenAIModel(client=client, model_id="flaky-1")
         if attempts is not None:
-            harden(model, pipeline_for_models(attempts))
+
+            def listen(event: Any) -> None:
+                if isinstance(event, AttemptCompleted):
+                    attempts.append(told_of(event))
+
+            harden(model, pipeline_for_models(listen))
 
         async def call(number: int) -> None:
             answers.append(await ask(model, number))
@@ -114,7 +130,7 @@ async def main() -> dict[str, Any]:
     attempts: list[str] = []
     runs = {"bare": await run(answers), "hardened": await run(answers, attempts)}
     show(**runs)
-    print("what the pipeline told of attempts that failed:", *attempts, sep="\n  ")
+    print("what the pipeline told of attempts:", *attempts, sep="\n  ")
     return {**runs, "answers": answers, "attempts": attempts}
 
 
