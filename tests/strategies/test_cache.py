@@ -797,7 +797,7 @@ async def test_what_is_served_stale_is_told_of() -> None:
         .build()
     )
     load = Scripted("old", down)
-    await pipeline.execute(load)
+    await pipeline.execute(load, operation_key="op")
     await clock.advance(12)
     assert await pipeline.execute(load, operation_key="op") == "old"
     (event,) = [each for each in heard if isinstance(each, CacheStaleEvent)]
