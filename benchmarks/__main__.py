@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import gc
 import logging
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from . import (
     report,
 )
 from .measure import Settings
+from .patterns import pattern
 from .rows import Result, Row
 
 ROWS: tuple[Row, ...] = (
@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there too")
     parser.add_argument(
-        "--only", type=_pattern, metavar="PATTERN", help="rows that match a regular expression"
+        "--only", type=pattern, metavar="PATTERN", help="rows that match a regular expression"
     )
     parser.add_argument("--all", action="store_true", help="show the other contenders as well")
     parser.add_argument(
@@ -98,14 +98,6 @@ def _parser() -> argparse.ArgumentParser:
         help="run every row as briefly as can be: shows that they work, the figures mean nothing",
     )
     return parser
-
-
-def _pattern(text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text, re.IGNORECASE)
-    except re.error as error:
-        msg = f"{text!r} is no regular expression: {error}"
-        raise argparse.ArgumentTypeError(msg) from error
 
 
 if __name__ == "__main__":

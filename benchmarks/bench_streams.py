@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 
 from resilience_pipeline import ResiliencePipelineBuilder
 
 from . import baselines, measure
 from .measure import Loop, Settings
-from .rows import BY_HAND, OURS, Bound, Checked, Result, Row
+from .rows import BY_HAND, OURS, Bound, Checked, Contenders, Result, Row
 
 _SOURCE = "source"
 
@@ -63,33 +63,37 @@ async def _handing_over_by_hand(count: int) -> None:
         pass
 
 
-async def _committed(settings: Settings) -> Result:
-    return await _per_chunk(
-        {OURS: _ours(), BY_HAND: _by_hand, _SOURCE: _bare},
-        settings,
-        Bound(60, "ns over the source"),
-    )
+def _committed() -> Mapping[str, Loop]:
+    return {OURS: _ours(), BY_HAND: _by_hand, _SOURCE: _bare}
 
 
-async def _handed_over(settings: Settings) -> Result:
-    return await _per_chunk(
-        {OURS: _handing_over(), BY_HAND: _handing_over_by_hand, _SOURCE: _bare}, settings
-    )
+def _handed_over() -> Mapping[str, Loop]:
+    return {OURS: _handing_over(), BY_HAND: _handing_over_by_hand, _SOURCE: _bare}
 
 
-async def _per_chunk(contenders: dict[str, Loop], settings: Settings, *bounds: Bound) -> Result:
-    timings = await measure.compare(_bare, contenders, settings)
-    over = timings.over(OURS, _SOURCE)
-    return Result(
-        cost=f"+ {over:,.0f} ns a chunk",
-        ns={name: timings.ns(name) for name in contenders},
-        bare={name: timings.in_bare_calls(name) for name in contenders},
-        ratios={name: timings.ratio(name, BY_HAND) for name in contenders},
-        checks=tuple(Checked(bound, over) for bound in bounds),
-    )
+def _chunk_row(what: str, contenders: Contenders, *bounds: Bound) -> Row:
+    """Make the row of what a chunk costs over what its source does for it."""
+
+    async def run(settings: Settings) -> Result:
+        loops = contenders()
+        timings = await measure.compare(_bare, loops, settings)
+        over = timings.over(OURS, _SOURCE)
+        return Result(
+            cost=f"+ {over:,.0f} ns a chunk",
+            ns={name: timings.ns(name) for name in loops},
+            bare={name: timings.in_bare_calls(name) for name in loops},
+            ratios={name: timings.ratio(name, BY_HAND) for name in loops},
+            checks=tuple(Checked(bound, over) for bound in bounds),
+        )
+
+    return Row(what, run, _bare, contenders)
 
 
 ROWS = (
-    Row("a committed stream, per chunk", _committed),
-    Row("a stream with an owner task, per chunk", _handed_over),
+    _chunk_row(
+        "a committed stream, per chunk",
+        _committed,
+        Bound(60, "ns over the source"),
+    ),
+    _chunk_row("a stream with an owner task, per chunk", _handed_over),
 )

@@ -116,10 +116,15 @@ class _ByHand:
         return result
 
 
-async def _stack(settings: Settings) -> Result:
+def _contenders() -> Mapping[str, Loop]:
     loops = {OURS: _ours(), BY_HAND: _repeat_with(_ByHand())}
     with suppress(ModuleNotFoundError):
         loops[PEERS] = _peers()
+    return loops
+
+
+async def _stack(settings: Settings) -> Result:
+    loops = _contenders()
     timings = await measure.compare(BARE, loops, settings)
     cost = f"{timings.ns(OURS):,.0f} ns"
     checks: tuple[Checked, ...] = ()
@@ -147,6 +152,6 @@ def _timeout() -> Mapping[str, Loop]:
 
 ROWS = (
     call_row("synchronous: empty pipeline", bare=BARE, contenders=_empty),
-    Row("synchronous: retry + breaker + limiter", _stack),
+    Row("synchronous: retry + breaker + limiter", _stack, BARE, _contenders),
     call_row("synchronous: timeout alone", bare=BARE, contenders=_timeout),
 )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from attrs import field, frozen
 
 from . import measure
 from .measure import Loop, Settings
+
+Contenders: TypeAlias = Callable[[], Mapping[str, Loop]]
 
 #: The contenders that every comparison has names for.
 OURS = "ours"
@@ -72,17 +75,21 @@ class Row:
     Attributes:
         what: As the contract calls it.
         run: Measures it, inside a running event loop.
+        bare: The loop of the bare call, where the row is about calls one after another.
+        contenders: Makes the loops that are compared, by name, inside a running event loop.
     """
 
     what: str
     run: Callable[[Settings], Awaitable[Result]]
+    bare: Loop | None = None
+    contenders: Contenders | None = None
 
 
 def call_row(
     what: str,
     *,
     bare: Loop,
-    contenders: Callable[[], Mapping[str, Loop]],
+    contenders: Contenders,
     bounds: Sequence[Bound] = (),
 ) -> Row:
     """Make the row of something that is called: `OURS` beside `BY_HAND` and anything else.
@@ -108,4 +115,4 @@ def call_row(
             checks=tuple(Checked(bound, figures[bound.unit]) for bound in bounds),
         )
 
-    return Row(what, run)
+    return Row(what, run, bare, contenders)
