@@ -12,6 +12,7 @@ from pathlib import Path
 
 from . import (
     bench_calls,
+    bench_failures,
     bench_import,
     bench_in_flight,
     bench_memory,
@@ -25,6 +26,7 @@ from .rows import Result, Row
 
 ROWS: tuple[Row, ...] = (
     *bench_calls.ROWS,
+    *bench_failures.ROWS,
     *bench_streams.ROWS,
     *bench_in_flight.ROWS,
     *bench_threads.ROWS,

@@ -112,6 +112,19 @@ class RateLimiter:
         return await fn()
 
 
+class Fallback:
+    """A constant in place of an error."""
+
+    def __init__(self, instead: object) -> None:
+        self._instead = instead
+
+    async def run(self, fn: Callable[[], Awaitable[object]]) -> object:
+        try:
+            return await fn()
+        except Exception:  # noqa: BLE001 - as broad as the strategy's default
+            return self._instead
+
+
 class Hedging:
     """A second task when the first is slow or fails; the first success wins, the loser is awaited."""
 

@@ -29,13 +29,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
-from . import bench_calls, bench_streams, bench_threads, report
+from . import bench_calls, bench_failures, bench_streams, bench_threads, report
 from .patterns import pattern
 from .rows import BY_HAND, OURS, Row
 
 ROWS: tuple[Row, ...] = tuple(
     row
-    for row in (*bench_calls.ROWS, *bench_streams.ROWS, *bench_threads.ROWS)
+    for row in (*bench_calls.ROWS, *bench_failures.ROWS, *bench_streams.ROWS, *bench_threads.ROWS)
     if row.contenders is not None
 )
 
