@@ -30,7 +30,7 @@ from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
 from . import bench_calls, bench_failures, bench_streams, bench_threads, report
-from .patterns import pattern
+from .options import pattern
 from .rows import BY_HAND, OURS, Row
 
 ROWS: tuple[Row, ...] = tuple(

@@ -26,17 +26,29 @@ Call: TypeAlias = Callable[[], Awaitable[object]]
 Peer: TypeAlias = Callable[[Any], Any]
 Peers: TypeAlias = Mapping[str, Peer]
 
+#: Whether to leave all of them out, installed or not.
+left_out = False
+
 _MANY = 1_000_000_000
 _counter = itertools.count()
 
 
 def decorated(peers: Peers, fn: object) -> dict[str, Any]:
     """Decorate a function by every peer that is installed."""
-    made = {}
-    for name, peer in peers.items():
+    made: dict[str, Any] = {}
+    for name, peer in () if left_out else peers.items():
         with suppress(ModuleNotFoundError):
             made[name] = peer(fn)
     return made
+
+
+async def _nothing() -> None:
+    pass
+
+
+def installed(peers: Peers) -> Peers:
+    """Find the peers that are installed."""
+    return {name: peers[name] for name in decorated(peers, _nothing)}
 
 
 def loops(peers: Peers, fn: Call) -> dict[str, Loop]:

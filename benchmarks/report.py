@@ -15,11 +15,11 @@ from .rows import BY_HAND, OURS, Checked, Result
 _HEAD = ("what", "costs", "bare calls", "× by hand", "at most", "")
 
 
-def machine() -> str:
+def machine(loop: str = "asyncio") -> str:
     """Say what was measured on what, in one line."""
     return (
         f"resilience_pipeline {version('resilience-pipeline')}, {platform.python_implementation()} "
-        f"{platform.python_version()}, {platform.system()} {platform.machine()}"
+        f"{platform.python_version()}, {platform.system()} {platform.machine()}, {loop}"
     )
 
 
@@ -37,11 +37,13 @@ def cells(what: str, result: Result) -> tuple[str, ...]:
 
 def contender_cells(result: Result) -> list[tuple[str, ...]]:
     """Write a row's other contenders, the hand-written equivalent first."""
-    others = sorted(result.ns.keys() - {OURS}, key=lambda name: (name != BY_HAND, result.ns[name]))
+    costs = result.ns or result.sizes
+    unit = "ns" if result.ns else "B"
+    others = sorted(costs.keys() - {OURS}, key=lambda name: (name != BY_HAND, costs[name]))
     return [
         (
             f"    {name}",
-            f"{result.ns[name]:,.0f} ns",
+            f"{costs[name]:,.0f} {unit}" if costs[name] < 1e6 else f"{costs[name] / 1e6:.1f} ms",
             _number(result.bare.get(name)),
             _number(result.ratios.get(name)),
             "",
@@ -81,7 +83,18 @@ def line(row: Iterable[str]) -> str:
     return f"| {' | '.join(texts)} |"
 
 
-def as_json(results: dict[str, Result]) -> str:
+def _rounded(figures: Any) -> Any:
+    """Leave out digits that mean nothing."""
+    if isinstance(figures, float):
+        return float(f"{figures:.4g}")
+    if isinstance(figures, dict):
+        return {name: _rounded(value) for name, value in figures.items()}
+    if isinstance(figures, (list, tuple)):
+        return [*map(_rounded, figures)]
+    return figures
+
+
+def as_json(results: dict[str, Result], loop: str = "asyncio") -> str:
     """Write everything that was measured."""
-    rows: dict[str, Any] = {what: asdict(result) for what, result in results.items()}
-    return json.dumps({"machine": machine(), "rows": rows}, indent=2, ensure_ascii=False) + "\n"
+    rows: dict[str, Any] = {what: _rounded(asdict(result)) for what, result in results.items()}
+    return json.dumps({"machine": machine(loop), "rows": rows}, indent=2, ensure_ascii=False) + "\n"
