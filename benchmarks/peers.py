@@ -16,6 +16,7 @@ import itertools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import wraps
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeAlias
 
 from .measure import Loop, repeat
@@ -29,6 +30,11 @@ Peers: TypeAlias = Mapping[str, Peer]
 #: Whether to leave all of them out, installed or not.
 left_out = False
 
+_DISTRIBUTIONS = (
+    *("aiobreaker", "aiolimiter", "anyio", "backoff", "circuitbreaker", "hyx", "nopanic"),
+    *("purgatory", "pybreaker", "pyrate-limiter", "pyresilience", "stamina", "tenacity"),
+)
+
 _MANY = 1_000_000_000
 _counter = itertools.count()
 
@@ -40,6 +46,15 @@ def decorated(peers: Peers, fn: object) -> dict[str, Any]:
         with suppress(ModuleNotFoundError):
             made[name] = peer(fn)
     return made
+
+
+def versions() -> dict[str, str]:
+    """Find the versions of the peers that are compared."""
+    found = {}
+    for name in () if left_out else _DISTRIBUTIONS:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 async def _nothing() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from attrs import asdict
 
+from . import peers
 from .rows import BY_HAND, OURS, Checked, Result
 
 _HEAD = ("what", "costs", "bare calls", "× by hand", "at most", "")
@@ -28,8 +29,8 @@ def cells(what: str, result: Result) -> tuple[str, ...]:
     return (
         what,
         result.cost,
-        _number(result.bare.get(OURS)),
-        _number(result.ratios.get(OURS)),
+        number(result.bare.get(OURS)),
+        number(result.ratios.get(OURS)),
         ", ".join(f"{check.bound.limit:,g} {check.bound.unit}" for check in result.checks),
         verdict(result.checks),
     )
@@ -43,9 +44,9 @@ def contender_cells(result: Result) -> list[tuple[str, ...]]:
     return [
         (
             f"    {name}",
-            f"{costs[name]:,.0f} {unit}" if costs[name] < 1e6 else f"{costs[name] / 1e6:.1f} ms",
-            _number(result.bare.get(name)),
-            _number(result.ratios.get(name)),
+            quantity(costs[name], unit),
+            number(result.bare.get(name)),
+            number(result.ratios.get(name)),
             "",
             "",
         )
@@ -60,12 +61,20 @@ def verdict(checks: Sequence[Checked], slack: float = 1.0) -> str:
     return "within" if all(check.within(slack) for check in checks) else "OVER"
 
 
-def _number(figure: float | None) -> str:
+def number(figure: float | None) -> str:
+    """Write a ratio with three digits or so; nothing where there is none."""
     if figure is None:
         return ""
     return (
         f"{figure:,.2f}" if figure < 10 else f"{figure:,.1f}" if figure < 100 else f"{figure:,.0f}"
     )
+
+
+def quantity(figure: float, unit: str) -> str:
+    """Write bytes or nanoseconds, and what is many nanoseconds in milliseconds."""
+    if unit == "ns" and figure >= 1e6:
+        return f"{figure / 1e6:.1f} ms"
+    return f"{figure:,.0f} {unit}"
 
 
 def header() -> str:
@@ -97,4 +106,5 @@ def _rounded(figures: Any) -> Any:
 def as_json(results: dict[str, Result], loop: str = "asyncio") -> str:
     """Write everything that was measured."""
     rows: dict[str, Any] = {what: _rounded(asdict(result)) for what, result in results.items()}
-    return json.dumps({"machine": machine(loop), "rows": rows}, indent=2, ensure_ascii=False) + "\n"
+    figures = {"machine": machine(loop), "peers": peers.versions(), "rows": rows}
+    return json.dumps(figures, indent=1, ensure_ascii=False) + "\n"
