@@ -22,7 +22,7 @@ from . import (
     report,
 )
 from .measure import Settings
-from .options import loop_factory, pattern
+from .options import load_anyio, loop_factory, pattern
 from .rows import Result, Row
 
 ROWS: tuple[Row, ...] = (
@@ -50,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     peers.left_out = options.without_peers
     settings = Settings.smoke() if options.smoke else Settings.thorough()
     logging.disable()
+    load_anyio()
     gc.freeze()  # what is imported is no matter for the collector between samples
     print(report.machine(options.loop), end="\n\n")
     print(report.header(), flush=True)

@@ -29,8 +29,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
-from . import bench_calls, bench_failures, bench_streams, bench_threads, report
-from .options import pattern
+from . import bench_calls, bench_failures, bench_streams, bench_threads, peers, report
+from .options import load_anyio, pattern
 from .rows import BY_HAND, OURS, Row
 
 ROWS: tuple[Row, ...] = tuple(
@@ -114,6 +114,8 @@ def _total(directory: str, pid: int) -> int:
 def _run_all(rows: Sequence[Row], *, everyone: bool) -> dict[str, dict[str, tuple[int, int]]]:
     """Run each contender of each row in two processes, and give their ids."""
     logging.disable()
+    peers.left_out = not everyone
+    load_anyio()
     shown = {row.what: asyncio.run(_names(row, everyone=everyone)) for row in rows}
     gc.collect()
     gc.freeze()
