@@ -128,13 +128,8 @@ class _Growing:
 
 
 def _growth(timings: Timings, name: str, sizes: Sequence[int]) -> dict[str, float]:
-    """Nanoseconds of a call by the number in flight: what few cost, times ratios within a round."""
-    few = f"{name}, {sizes[0]}"
-    one = timings.ns(few) / _made(sizes[0])
-    return {
-        str(size): one * timings.ratio(f"{name}, {size}", few) * _made(sizes[0]) / _made(size)
-        for size in sizes
-    }
+    """Nanoseconds of a call by the number in flight."""
+    return {str(size): timings.least(f"{name}, {size}") / _made(size) for size in sizes}
 
 
 def _made(crowd: int) -> int:

@@ -68,6 +68,10 @@ class Timings:
         """Median nanoseconds of a call."""
         return median(self.times[name])
 
+    def least(self, name: str) -> float:
+        """Fewest nanoseconds of a call: whatever else the machine did has only added to it."""
+        return min(self.times[name])
+
     def in_bare_calls(self, name: str) -> float:
         """Median of a contender's ratios to the bare call around it."""
         return median(map(_divide, self.times[name], self.bare[name]))

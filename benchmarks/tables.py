@@ -72,9 +72,9 @@ def _pair(row: Mapping[str, Any] | None) -> str:
 
 
 def with_peers(rows: Rows) -> str:
-    """Write what each peer costs for the same job: nanoseconds, or bytes."""
+    """Write what each peer costs for the same job: bare calls, or bytes, or milliseconds."""
     return table(
-        ("what", OURS, BY_HAND, *_ALL_IN_ONE, "others"),
+        ("bare calls, or as said", OURS, BY_HAND, *_ALL_IN_ONE, "others"),
         (
             (what, *(_cost(costs, name) for name in (OURS, BY_HAND, *_ALL_IN_ONE)), _others(costs))
             for what, row in rows.items()
@@ -84,17 +84,19 @@ def with_peers(rows: Rows) -> str:
 
 
 class _Costs(dict[str, float]):
-    """What the contenders of a row cost, and in what."""
+    """What the contenders of a row cost, and in what; in bare calls where there are any."""
 
     def __init__(self, row: Mapping[str, Any]) -> None:
-        super().__init__(row["ns"] or row["sizes"])
+        super().__init__(row["bare"] or row["ns"] or row["sizes"])
         self.pop("source", None)  # a stream's own share is no contender
-        self.unit = "B" if row["sizes"] else "ns"
+        self.unit = "" if row["bare"] else "ns" if row["ns"] else "B"
 
 
 def _cost(costs: _Costs, name: str) -> str:
     if name not in costs:
         return ""
+    if not costs.unit:
+        return report.number(costs[name])
     return report.quantity(costs[name], costs.unit)
 
 
