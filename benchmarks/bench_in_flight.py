@@ -82,7 +82,7 @@ def _stack() -> Mapping[str, _Guest]:
 
 def _crowded(call: _Guest, crowd: int) -> Loop:
     """Make a loop whose calls are all in flight together, `crowd` at a time, `_CALLS` at least."""
-    crowds = _made(crowd) // crowd
+    crowds = made(crowd) // crowd
 
     async def guest(park: _Park) -> None:
         await call(park)
@@ -101,23 +101,27 @@ def _crowded(call: _Guest, crowd: int) -> Loop:
 
 
 @frozen
-class _Growing:
+class Growing:
     """The row of one way to be in flight."""
 
     guests: Callable[[], Mapping[str, _Guest]]
     bound: Bound | None = None
 
+    def loops(self, size: int) -> dict[str, Loop]:
+        """Make the loops of so many in flight; each counts in steps of `made(size)` calls."""
+        guests = {BARE: _bare, **self.guests()}
+        return {name: _crowded(guest, size) for name, guest in guests.items()}
+
     async def __call__(self, settings: Settings) -> Result:
         sizes = SIZES[:2] if settings.quick else SIZES
-        guests = {BARE: _bare, **self.guests()}
-        loops = {
-            (name, size): _crowded(guest, size) for name, guest in guests.items() for size in sizes
-        }
+        loops = {size: self.loops(size) for size in sizes}
         # A hundred thousand calls take a second: few rounds are enough for samples that long.
         fewer = evolve(settings, rounds=min(settings.rounds, 3))
-        named = {f"{name}, {size}": loop for (name, size), loop in loops.items()}
+        named = {
+            f"{name}, {size}": loop for size, some in loops.items() for name, loop in some.items()
+        }
         timings = await measure.compare(_crowded(_bare, sizes[0]), named, fewer)
-        growth = {name: _growth(timings, name, sizes) for name in guests}
+        growth = {name: _growth(timings, name, sizes) for name in loops[sizes[0]]}
         few, *_, many = (size for size in sizes if size <= _BOUNDED)
         bounded = growth[OURS][str(many)] / growth[OURS][str(few)]
         return Result(
@@ -129,21 +133,21 @@ class _Growing:
 
 def _growth(timings: Timings, name: str, sizes: Sequence[int]) -> dict[str, float]:
     """Nanoseconds of a call by the number in flight."""
-    return {str(size): timings.least(f"{name}, {size}") / _made(size) for size in sizes}
+    return {str(size): timings.least(f"{name}, {size}") / made(size) for size in sizes}
 
 
-def _made(crowd: int) -> int:
-    """How many calls are made for a count of one."""
+def made(crowd: int) -> int:
+    """How many calls a crowd's loop makes for a count of one."""
     return crowd * -(-_CALLS // crowd)
 
 
 ROWS = (
     Row(
         "10,000 calls in flight under one timeout",
-        _Growing(_timeout, Bound(1.3, "× of 10 in flight")),
+        Growing(_timeout, Bound(1.3, "× of 10 in flight")),
     ),
-    Row("10,000 calls in flight in a concurrency limiter", _Growing(_permits)),
-    Row("10,000 calls waiting in its queue", _Growing(_queue)),
-    Row("10,000 calls in flight in a sliding window", _Growing(_window)),
-    Row("10,000 calls in flight in the stack of four", _Growing(_stack)),
+    Row("10,000 calls in flight in a concurrency limiter", Growing(_permits)),
+    Row("10,000 calls waiting in its queue", Growing(_queue)),
+    Row("10,000 calls in flight in a sliding window", Growing(_window)),
+    Row("10,000 calls in flight in the stack of four", Growing(_stack)),
 )

@@ -1,7 +1,7 @@
 """Draws what grows with what: the cost of a call by the number in flight, as an SVG.
 
-Two charts from one result file: microseconds of a call, and the same as a multiple of what it costs
-with ten in flight. Colours and greys are in the middle of the scale, so that the picture reads on a
+Two charts: microseconds of a call, and its instructions, in which nothing else that the machine does is
+to be seen. Colours and greys are in the middle of the scale, so that the picture reads on a
 light and on a dark page alike.
 """
 
@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from attrs import frozen
 
 from .bench_in_flight import BARE
 from .rows import BY_HAND, OURS
+from .tables import Growing
 
-#: Nanoseconds of a call by number in flight.
+#: What a call costs by the number in flight.
 Curve: TypeAlias = Mapping[int, float]
 
 _GREY = "#808891"
@@ -25,17 +26,12 @@ _COLOURS = {BARE: _GREY, BY_HAND: "#d9822b"}
 _OTHERS = ("#2f81f7", "#1f9d8a", "#a371f7", "#c94f8c", "#8a9a2b")
 
 _WIDTH, _HEIGHT, _LEFT, _TOP = 330, 220, 56, 40
+_SECOND = _LEFT * 2 + _WIDTH + 14  # where the second chart begins
 
 
 @frozen
 class _Chart:
-    """One chart: its place and what its axis counts.
-
-    Attributes:
-        title: What is counted.
-        left: Where it begins.
-        top_value: The end of its axis; the other is zero.
-    """
+    """One chart: what it counts, where it begins, and the end of its axis, whose other is zero."""
 
     title: str
     left: float
@@ -73,55 +69,36 @@ class _Chart:
             yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>'
 
 
-def growth(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """Draw the picture.
-
-    Args:
-        rows: The rows of a result file.
-    """
-    curves = _curves(rows)
-    multiples = {
-        name: {size: value / curve[min(curve)] for size, value in curve.items()}
-        for name, curve in curves.items()
-    }
-    times = {
-        name: {size: value / 1_000 for size, value in curve.items()}
-        for name, curve in curves.items()
-    }
-    second = _LEFT * 2 + _WIDTH + 14
-    charts = (
-        (_Chart("microseconds of a call", _LEFT, _roof(times)), times),
-        (_Chart("× of what it costs with 10 in flight", second, _roof(multiples)), multiples),
-    )
-    drawn = [line for chart, shown in charts for line in _drawn(chart, shown)]
-    width, height = second + _WIDTH + 30, _TOP + _HEIGHT + 64 + 20 * math.ceil(len(curves) / 2)
+def growth(timed: Growing, counted: Growing) -> str:
+    """Draw the picture: nanoseconds of a call and, where they were counted, its instructions."""
+    curves = _curves(timed)
+    left = _Chart("microseconds of a call", _LEFT, _roof(curves))
+    drawn = [*_drawn(left, curves)]
+    if counted:
+        others = _curves(counted)
+        right = _Chart("thousand instructions of a call", _SECOND, _roof(others))
+        drawn += _drawn(right, others)
+    width, height = _SECOND + _WIDTH + 36, _TOP + _HEIGHT + 64 + 20 * math.ceil(len(curves) / 2)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
         'font-family="system-ui, sans-serif">'
     )
-    return "\n".join(
-        [
-            head,
-            "<title>What a call costs by the number of calls in flight</title>",
-            *drawn,
-            *_legend([*curves]),
-            "</svg>\n",
-        ]
-    )
+    title = "<title>What a call costs by the number of calls in flight</title>"
+    return "\n".join([head, title, *drawn, *_legend([*curves]), "</svg>\n"])
 
 
-def _curves(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Curve]:
+def _curves(growing: Growing) -> dict[str, Curve]:
     """Find what to draw: the bare call and hand-written code of the first row, ours of all."""
     curves: dict[str, Curve] = {}
-    for what, row in rows.items():
-        for contender, figures in row["growth"].items():
+    for what, contenders in growing.items():
+        for contender, figures in contenders.items():
             if contender == OURS:
                 name = what.removeprefix("10,000 calls ").replace("its queue", "a limiter's queue")
-            elif len(curves) < 3:
-                name = contender if contender == BARE else f"asyncio.timeout, {contender}"
+            elif what == next(iter(growing)):
+                name = contender if contender == BARE else f"under asyncio.timeout, {contender}"
             else:
                 continue
-            curves[name] = {int(size): value for size, value in figures.items()}
+            curves[name] = {int(size): value / 1_000 for size, value in figures.items()}
     return curves
 
 
@@ -144,7 +121,7 @@ def _drawn(chart: _Chart, curves: Mapping[str, Curve]) -> Iterator[str]:
 def _legend(names: Sequence[str]) -> Iterator[str]:
     """Name the lines, in two columns under the charts."""
     for index, (name, colour) in enumerate(_colours(names).items()):
-        x = _LEFT + (_WIDTH + _LEFT + 14) * (index % 2)
+        x = (_LEFT, _SECOND)[index % 2]
         y = _TOP + _HEIGHT + 70 + 20 * (index // 2)
         yield f'<rect x="{x}" y="{y - 5}" width="18" height="4" rx="2" fill="{colour}"/>'
         yield _text(x + 26, y, name, "start")

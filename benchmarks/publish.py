@@ -48,7 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     written = _tables(runs)
     results = directory.with_name(f"{number}.md")
     results.write_text(_results(number, machine, written), "utf-8")
-    _PICTURE.write_text(plot.growth(everything["rows"]), "utf-8")
+    _PICTURE.write_text(
+        plot.growth(_growing(everything["rows"]), runs.get(_INSTRUCTIONS, {}).get("growth", {})),
+        "utf-8",
+    )
     blocks = {**written, "machine": machine}
     _PAGE.write_text(_filled(_PAGE.read_text("utf-8"), blocks), "utf-8")
     return 0
@@ -68,7 +71,7 @@ def _commands(directory: Path, pythons: Sequence[Path]) -> Iterator[Sequence[str
         name = asked.stdout.decode().strip()
         yield (python, *measure, *fewer, "--json", directory / f"{name}.json")
     counts = directory / f"{_INSTRUCTIONS}.json"
-    yield (sys.executable, "-m", "benchmarks.instructions", "--json", counts)
+    yield (sys.executable, "-m", "benchmarks.instructions", "--growth", "--json", counts)
 
 
 def _runs(directory: Path) -> dict[str, dict[str, Any]]:
@@ -95,17 +98,30 @@ def _tables(runs: Mapping[str, dict[str, Any]]) -> dict[str, str]:
         "rows": tables.of_one_run(everything),
         "versions": tables.side_by_side(timed),
         "peers": tables.with_peers(everything),
-        "growth": tables.of_growth(everything),
-        **({"instructions": tables.of_instructions(counted["rows"])} if counted else {}),
+        "growth": tables.of_growth("µs of a call", _growing(everything)),
+        **({} if counted is None else _counted_tables(counted)),
     }
+
+
+def _counted_tables(counted: Mapping[str, Any]) -> dict[str, str]:
+    head = "thousand instructions of a call"
+    return {
+        "instructions": tables.of_instructions(counted["rows"]),
+        "counted_growth": tables.of_growth(head, counted["growth"]),
+    }
+
+
+def _growing(rows: tables.Rows) -> tables.Growing:
+    return {what: row["growth"] for what, row in rows.items() if row["growth"]}
 
 
 _SECTIONS = {
     "rows": "All rows",
     "versions": "Other Pythons and uvloop",
     "peers": "Peers",
-    "growth": "By the number in flight",
+    "growth": "Time by the number in flight",
     "instructions": "Instructions of a call",
+    "counted_growth": "Instructions by the number in flight",
 }
 
 

@@ -11,6 +11,9 @@ from .rows import BY_HAND, OURS
 #: The rows of a result file.
 Rows: TypeAlias = Mapping[str, Mapping[str, Any]]
 
+#: What a call costs by row, contender and number in flight.
+Growing: TypeAlias = Mapping[str, Mapping[str, Mapping[str, float]]]
+
 #: Peers that do nearly all of it have a column; the others are named in the last one.
 _ALL_IN_ONE = ("nopanic", "hyx", "pyresilience")
 
@@ -123,12 +126,11 @@ def of_instructions(counts: Mapping[str, Mapping[str, float]]) -> str:
     )
 
 
-def of_growth(rows: Rows) -> str:
-    """Write microseconds of a call by the number in flight."""
-    growing = {what: row["growth"] for what, row in rows.items() if row["growth"]}
+def of_growth(head: str, growing: Growing) -> str:
+    """Write what a call costs by the number in flight, in thousands of what was measured."""
     sizes = [*next(iter(next(iter(growing.values())).values()))]
     return table(
-        ("µs of a call", *(f"{int(size):,}" for size in sizes)),
+        (head, *(f"{int(size):,}" for size in sizes)),
         (
             (
                 what.removeprefix("10,000 calls ") + ("" if name == OURS else f": {name}"),
