@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "utf-8",
     )
     blocks = {**written, "machine": machine}
-    _PAGE.write_text(_filled(_PAGE.read_text("utf-8"), blocks), "utf-8")
+    _PAGE.write_text(filled(_PAGE.read_text("utf-8"), blocks), "utf-8")
     return 0
 
 
@@ -139,7 +139,7 @@ The [README](../README.md) says how to read them."""
     return "\n\n".join([head, *sections]) + "\n"
 
 
-def _filled(page: str, blocks: Mapping[str, str]) -> str:
+def filled(page: str, blocks: Mapping[str, str]) -> str:
     """Replace what stands between `<!-- begin NAME -->` and `<!-- end NAME -->`."""
 
     def block(found: re.Match[str]) -> str:
