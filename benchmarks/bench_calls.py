@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from resilience_pipeline import ResiliencePipeline, ResiliencePipelineBuilder, TokenBucket
 
-from . import baselines, peers
+from . import baselines, peer_stacks, peers
 from .measure import Loop, repeat, repeat_with
 from .rows import BY_HAND, OURS, bare_calls, by_hand, call_row
 
@@ -106,7 +106,7 @@ def _stack() -> Mapping[str, Loop]:
     return {
         OURS: repeat_with(stack().execute, work),
         BY_HAND: repeat_with(stack_by_hand().run, work),
-        **peers.loops(peers.STACK, work),
+        **peers.loops(peer_stacks.STACK, work),
     }
 
 
@@ -121,7 +121,7 @@ def _suspending_stack() -> Mapping[str, Loop]:
     return {
         OURS: repeat_with(stack().execute, suspending),
         BY_HAND: repeat_with(stack_by_hand().run, suspending),
-        **peers.loops(peers.STACK, suspending),
+        **peers.loops(peer_stacks.STACK, suspending),
     }
 
 

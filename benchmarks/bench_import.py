@@ -12,7 +12,7 @@ from functools import partial
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from . import peers
+from . import peer_stacks, peers
 from .bench_calls import BARE, stack, stack_by_hand, work
 from .measure import Loop, Settings
 from .rows import BY_HAND, OURS, Bound, Checked, Result, Row, call_row
@@ -105,7 +105,7 @@ def _building() -> Mapping[str, Loop]:
         BY_HAND: _repeat(stack_by_hand),
         **{
             name: _repeat(partial(peer, work))
-            for name, peer in peers.installed(peers.STACK).items()
+            for name, peer in peers.installed(peer_stacks.STACK).items()
         },
     }
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
-from . import peers
+from . import peer_stacks, peers
 from .bench_calls import stack, stack_by_hand, work
 from .measure import Allocated, Settings
 from .rows import BY_HAND, OURS, Bound, Checked, Result, Row
@@ -48,7 +48,7 @@ async def _in_flight(settings: Settings) -> Result:
         OURS: await _bytes_in_flight(lambda fn: partial(ours, fn), calls) - bare,
         BY_HAND: await _bytes_in_flight(lambda fn: partial(by_hand, fn), calls) - bare,
     }
-    for name, peer in peers.installed(peers.STACK).items():
+    for name, peer in peers.installed(peer_stacks.STACK).items():
         taken[name] = await _bytes_in_flight(peer, calls) - bare
     return _sized(taken, Bound(1_300, "bytes"))
 
@@ -56,7 +56,7 @@ async def _in_flight(settings: Settings) -> Result:
 async def _built(settings: Settings) -> Result:
     count = 5 if settings.quick else 100
     taken = {OURS: _bytes_each(stack, count), BY_HAND: _bytes_each(stack_by_hand, count)}
-    for name, peer in peers.installed(peers.STACK).items():
+    for name, peer in peers.installed(peer_stacks.STACK).items():
         taken[name] = _bytes_each(partial(peer, work), count)
     return _sized(taken)
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from resilience_pipeline import ResiliencePipeline, ResiliencePipelineBuilder
 
-from . import baselines, measure, peers
+from . import baselines, measure, peer_stacks, peers
 from .measure import Loop, Settings
 from .rows import BY_HAND, OURS, Bound, Checked, Contenders, Result, Row, call_row
 
@@ -67,7 +67,8 @@ def _committed() -> Mapping[str, Loop]:
         BY_HAND: _by_hand,
         _SOURCE: _bare,
         **{
-            name: _read(connect) for name, connect in peers.decorated(peers.STREAM, _chunks).items()
+            name: _read(connect)
+            for name, connect in peers.decorated(peer_stacks.STREAM, _chunks).items()
         },
     }
 
@@ -101,7 +102,7 @@ def _to_the_first_chunk() -> Mapping[str, Loop]:
         BY_HAND: _opened(lambda: baselines.guarded_stream(lambda: _chunks(1), attempts=4, delay=1)),
         **{
             name: _opened(partial(connect, 1))
-            for name, connect in peers.decorated(peers.STREAM, _chunks).items()
+            for name, connect in peers.decorated(peer_stacks.STREAM, _chunks).items()
         },
     }
 

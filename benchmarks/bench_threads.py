@@ -11,7 +11,7 @@ from time import monotonic, sleep
 
 from resilience_pipeline import ResiliencePipeline, ResiliencePipelineBuilder
 
-from . import measure, peers
+from . import measure, peer_stacks, peers
 from .baselines import CircuitOpenError
 from .measure import Loop, Settings
 from .rows import BY_HAND, OURS, Bound, Checked, Result, Row, call_row
@@ -98,7 +98,10 @@ def _contenders() -> Mapping[str, Loop]:
     return {
         OURS: _ours(),
         BY_HAND: _repeat_with(_ByHand()),
-        **{name: _repeat(call) for name, call in peers.decorated(peers.SYNC_STACK, work).items()},
+        **{
+            name: _repeat(call)
+            for name, call in peers.decorated(peer_stacks.SYNC_STACK, work).items()
+        },
     }
 
 
@@ -107,8 +110,8 @@ async def _stack(settings: Settings) -> Result:
     timings = await measure.compare(BARE, loops, settings)
     cost = f"{timings.ns(OURS):,.0f} ns"
     checks: tuple[Checked, ...] = ()
-    if peers.SYNC_MIX in loops:
-        share = timings.ratio(OURS, peers.SYNC_MIX)
+    if peer_stacks.SYNC_MIX in loops:
+        share = timings.ratio(OURS, peer_stacks.SYNC_MIX)
         cost += f", {share:.2f} × peers"
         checks = (Checked(Bound(0.3, "× the peers' mix"), share),)
     return Result(

@@ -2,7 +2,7 @@
 
 A peer is a decorator: it is applied once, and the decorated function is what is timed. All are set up
 for the same job as the pipeline beside them: as many attempts, the same fixed delay without jitter,
-the same limits. Where a peer offers one part of a job, the parts are put together as its users do.
+the same limits. `peer_stacks.py` puts the parts together.
 
 What a peer does in the corners differs, so a figure compares what a call costs and nothing else; the
 README names the differences that matter. A peer that isn't installed is left out of the table.
@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import itertools
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from functools import wraps
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeAlias
 
@@ -148,7 +147,8 @@ def _fail_after(fn: Call) -> Any:
     return call
 
 
-def _hyx_timeout(fn: Call) -> Any:
+def hyx_timeout(fn: Call) -> Any:
+    """Give up after ten seconds."""
     from hyx.timeout import timeout
 
     return timeout(10)(fn)
@@ -169,7 +169,7 @@ def _pyresilience_timeout(fn: Call) -> Any:
 TIMEOUT: Peers = {
     "asyncio.wait_for": _wait_for,
     "anyio.fail_after": _fail_after,
-    "hyx": _hyx_timeout,
+    "hyx": hyx_timeout,
     "nopanic": _nopanic_timeout,
     "pyresilience": _pyresilience_timeout,
 }
@@ -215,7 +215,7 @@ def breakers(failures: int, seconds: float) -> Peers:
     def pyresilience(fn: Call) -> Any:
         from pyresilience import resilient
 
-        return resilient(circuit_breaker=_pyresilience_breaker(failures, seconds))(fn)
+        return resilient(circuit_breaker=pyresilience_breaker(failures, seconds))(fn)
 
     return {
         "circuitbreaker": circuitbreaker,
@@ -227,7 +227,8 @@ def breakers(failures: int, seconds: float) -> Peers:
     }
 
 
-def _pyresilience_breaker(failures: int, seconds: float) -> Any:
+def pyresilience_breaker(failures: int, seconds: float) -> Any:
+    """Describe the circuit breaker to pyresilience."""
     from pyresilience import CircuitBreakerConfig
 
     return CircuitBreakerConfig(
@@ -367,149 +368,3 @@ def hedges(delay: float) -> Peers:
         return hedge(delay=delay)(fn)
 
     return {"nopanic": nopanic}
-
-
-# Limiter, four attempts, breaker, ten seconds -----------------------------------------------------
-
-
-def _limited(fn: Call) -> Any:
-    """Let so many in, as one does where a library has no limiter of its own."""
-    permits = asyncio.Semaphore(20_000)
-
-    @wraps(fn)
-    async def call() -> None:
-        async with permits:
-            await fn()
-
-    return call
-
-
-def _timed(fn: Call) -> Any:
-    async def call() -> None:
-        async with asyncio.timeout(10):
-            await fn()
-
-    return call
-
-
-def _mix(retry: str) -> Peer:
-    """Put a retry together with circuitbreaker and asyncio's semaphore and time limit."""
-
-    def stack(fn: Call) -> Any:
-        broken = breakers(10, 5)["circuitbreaker"](_timed(fn))
-        return _limited(retries(1)[retry](broken))
-
-    return stack
-
-
-def _hyx_stack(fn: Call) -> Any:
-    from hyx.bulkhead import bulkhead
-
-    broken = breakers(10, 5)["hyx"](_hyx_timeout(fn))
-    return bulkhead(max_concurrency=20_000, max_capacity=20_000)(retries(1)["hyx"](broken))
-
-
-def _nopanic_stack(fn: Call) -> Any:
-    from nopanic import bulkhead, circuit_breaker, compose, retry, timeout
-
-    return compose(
-        bulkhead(20_000),
-        retry(attempts=4, on=Exception, backoff=1),
-        circuit_breaker(failure_threshold=0.5, min_calls=10, reset_timeout=5),
-        timeout(10),
-    )(fn)
-
-
-def _pyresilience_stack(fn: Call) -> Any:
-    from pyresilience import BulkheadConfig, RetryConfig, TimeoutConfig, resilient
-
-    return resilient(
-        bulkhead=BulkheadConfig(max_concurrent=20_000),
-        retry=RetryConfig(max_attempts=4, delay=1, backoff_factor=1, jitter=False),
-        circuit_breaker=_pyresilience_breaker(10, 5),
-        timeout=TimeoutConfig(seconds=10),
-    )(fn)
-
-
-STACK: Peers = {
-    "tenacity + circuitbreaker + asyncio": _mix("tenacity"),
-    "stamina + circuitbreaker + asyncio": _mix("stamina"),
-    "backoff + circuitbreaker + asyncio": _mix("backoff"),
-    "hyx": _hyx_stack,
-    "nopanic": _nopanic_stack,
-    "pyresilience": _pyresilience_stack,
-}
-
-
-# Streams -----------------------------------------------------------------------------------------
-
-Connect: TypeAlias = Callable[[int], AsyncGenerator[int, None]]
-
-
-def _stamina_stream(connect: Connect) -> Any:
-    return retries(1)["stamina"](connect)
-
-
-def _nopanic_stream(connect: Connect) -> Any:
-    from nopanic import circuit_breaker, compose, retry
-
-    # Its time limit bounds every chunk and not the way to the first, so it would do another job.
-    return compose(
-        retry(attempts=4, on=Exception, backoff=1),
-        circuit_breaker(failure_threshold=0.5, min_calls=10, reset_timeout=5),
-    )(connect)
-
-
-STREAM: Peers = {"stamina": _stamina_stream, "nopanic": _nopanic_stream}
-
-
-# Synchronous: four attempts, breaker, limiter ------------------------------------------------------
-
-
-def _sync_limited(fn: Callable[[], object]) -> Callable[[], object]:
-    from threading import BoundedSemaphore
-
-    permits = BoundedSemaphore(100)
-
-    def call() -> object:
-        with permits:
-            return fn()
-
-    return call
-
-
-def _tenacity_and_pybreaker(fn: Callable[[], object]) -> Any:
-    import pybreaker
-    import tenacity
-
-    retrying = tenacity.Retrying(
-        stop=tenacity.stop_after_attempt(4), wait=tenacity.wait_fixed(1), reraise=True
-    )
-    breaker = pybreaker.CircuitBreaker(fail_max=10, reset_timeout=5)
-    limited = _sync_limited(fn)
-    # Called, and not used as a decorator: that copies the retry for each call, and costs more.
-    return lambda: retrying(breaker.call, limited)
-
-
-def _backoff_and_circuitbreaker(fn: Callable[[], object]) -> Any:
-    broken = breakers(10, 5)["circuitbreaker"](_sync_limited(fn))
-    return retries(1)["backoff"](broken)
-
-
-def _nopanic_sync(fn: Callable[[], object]) -> Any:
-    from nopanic import bulkhead, circuit_breaker, compose, retry
-
-    return compose(
-        retry(attempts=4, on=Exception, backoff=1),
-        circuit_breaker(failure_threshold=0.5, min_calls=10, reset_timeout=5),
-        bulkhead(100),
-    )(fn)
-
-
-SYNC_MIX = "tenacity + pybreaker + BoundedSemaphore"
-
-SYNC_STACK: Peers = {
-    SYNC_MIX: _tenacity_and_pybreaker,
-    "backoff + circuitbreaker + BoundedSemaphore": _backoff_and_circuitbreaker,
-    "nopanic": _nopanic_sync,
-}

@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from benchmarks import baselines, peers, plot, publish, tables
+from benchmarks import baselines, peer_stacks, peers, plot, publish, tables
 from benchmarks.rows import BY_HAND, OURS
 
 
@@ -82,12 +82,12 @@ def test_every_breaker_is_open_after_two_failures(name: str) -> None:
     assert fn.calls == 2
 
 
-@pytest.mark.parametrize("name", peers.STACK)
+@pytest.mark.parametrize("name", peer_stacks.STACK)
 def test_every_stack_lets_a_call_through(name: str) -> None:
     fn = Failing(0)
 
     async def main() -> None:
-        await contender(peers.STACK, name, fn)()
+        await contender(peer_stacks.STACK, name, fn)()
 
     asyncio.run(main())
     assert fn.calls == 1
