@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(*(f"  {row.what}" for row in ROWS), sep="\n", file=sys.stderr)
         return 2
     peers.left_out = options.without_peers
-    settings = Settings.smoke() if options.smoke else Settings.thorough()
+    settings = Settings.smoke() if options.smoke else Settings.thorough(options.rounds)
     logging.disable()
     load_anyio()
     gc.freeze()  # what is imported is no matter for the collector between samples
@@ -94,6 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--loop", choices=("asyncio", "uvloop"), default="asyncio", help="the event loop to run on"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=25, metavar="N", help="samples of each contender: 25"
     )
     parser.add_argument(
         "--without-peers", action="store_true", help="measure no other library, installed or not"

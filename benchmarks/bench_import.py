@@ -21,9 +21,9 @@ _PROBE = """
 import json, sys, time
 import {before}
 before = set(sys.modules)
-started = time.perf_counter()
+started = time.process_time()
 import {module}
-taken = time.perf_counter() - started
+taken = time.process_time() - started
 added = sorted(set(sys.modules) - before)
 print(json.dumps({{"ms": taken * 1e3, "added": added}}))
 """

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     directory = Path(__file__).with_name("results") / number
     if options.run:
         directory.mkdir(exist_ok=True)
-        for command in _commands(directory, options.python):
+        for command in _commands(directory, options.python, options.rounds):
             print("\n$", *command, flush=True)
             subprocess.run([*map(str, command)], check=True, cwd=_ROOT)
     runs = _runs(directory)
@@ -57,10 +57,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _commands(directory: Path, pythons: Sequence[Path]) -> Iterator[Sequence[str | Path]]:
+def _commands(
+    directory: Path, pythons: Sequence[Path], rounds: int
+) -> Iterator[Sequence[str | Path]]:
     """Say what to run, in this order."""
     here = "{}.{}".format(*sys.version_info)
-    measure = ("-m", "benchmarks")
+    measure = ("-m", "benchmarks", "--rounds", str(rounds))
     fewer = ("--without-peers", "--only", _ELSEWHERE)
     yield (sys.executable, *measure, "--json", directory / f"{here}.json")
     uvloop = directory / f"{here}-uvloop.json"
@@ -155,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks.publish",
         description="Write results, tables and the picture from stored figures.",
     )
-    parser.add_argument("--run", action="store_true", help="measure first, nine minutes")
+    parser.add_argument("--run", action="store_true", help="measure first, eight minutes")
     parser.add_argument(
         "--python",
         action="append",
@@ -163,6 +165,9 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="PATH",
         help="another Python to measure on, with the package and uvloop in it; may be repeated",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=25, metavar="N", help="samples of each contender: 25"
     )
     return parser
 
