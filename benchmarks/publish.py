@@ -146,7 +146,7 @@ def filled(page: str, blocks: Mapping[str, str]) -> str:
 
     def block(found: re.Match[str]) -> str:
         begin, name, end = found.groups()
-        return f"{begin}\n{blocks[name]}\n{end}" if name in blocks else found[0]
+        return f"{begin}\n\n{blocks[name]}\n\n{end}" if name in blocks else found[0]
 
     pattern = r"(<!-- begin (\w+) -->).*?(<!-- end \2 -->)"
     return re.sub(pattern, block, page, flags=re.DOTALL)

@@ -68,6 +68,7 @@ def test_every_retry_makes_four_attempts(name: str) -> None:
     assert (succeeding.calls, failing.calls) == (4, 4)
 
 
+@pytest.mark.filterwarnings("ignore:datetime.*utcnow:DeprecationWarning")  # two peers call it
 @pytest.mark.parametrize("name", BREAKERS)
 def test_every_breaker_is_open_after_two_failures(name: str) -> None:
     fn = Failing(100)
@@ -110,9 +111,7 @@ def test_the_picture_is_svg_with_a_line_for_each_way_to_be_in_flight() -> None:
 
 
 def test_publishing_replaces_what_stands_between_the_marks() -> None:
-    page = (
-        "before\n<!-- begin rows -->\nold\n<!-- end rows -->\nafter\n<!-- begin x --><!-- end x -->"
-    )
+    page = "before\n<!-- begin rows -->\n\nold\n\n<!-- end rows -->\nafter\n<!-- begin x --><!-- end x -->"
     once = publish.filled(page, {"rows": "| new |"})
     assert once == page.replace("old", "| new |")
     assert publish.filled(once, {"rows": "| new |"}) == once
