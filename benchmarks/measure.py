@@ -2,7 +2,7 @@
 
 Only ratios within one run mean anything, because a machine's speed wanders by a quarter within
 seconds. It also has other things to do, so what is read is the time that the processor gave this
-process, not the time that passed: nothing that is measured sleeps. Everything that is compared is timed in *interleaved*
+process (all threads), not the time that passed: nothing that is measured sleeps. Everything that is compared is timed in *interleaved*
 rounds, in random order within a round, the bare call before and after each of them, and what is
 reported are medians of the ratios of single rounds. The garbage collector is off while a sample
 runs and tidies up between samples.
@@ -35,14 +35,12 @@ class Settings:
     Attributes:
         rounds: Samples of each contender.
         sample: Seconds that a sample shall last.
-        clock: Tells the time in seconds; calls that wait for another thread need one that goes on.
         quick: Whether to shrink whatever else takes long: for trying out that everything works.
         random: Draws the order within a round.
     """
 
     rounds: int = 25
     sample: float = 0.02
-    clock: Callable[[], float] = process_time
     quick: bool = False
     random: random.Random
 
@@ -104,17 +102,17 @@ async def compare(bare: Loop, contenders: Mapping[str, Loop], settings: Settings
         contenders: The loops, by name.
         settings: How thoroughly.
     """
-    counts = {name: await _calibrated(loop, settings) for name, loop in contenders.items()}
-    bare_count = max(1, await _calibrated(bare, settings) // 4)
+    counts = {name: await _calibrated(loop, settings.sample) for name, loop in contenders.items()}
+    bare_count = max(1, await _calibrated(bare, settings.sample) // 4)
     times: dict[str, list[float]] = {name: [] for name in contenders}
     around: dict[str, list[float]] = {name: [] for name in contenders}
     order = list(contenders)
     for _ in range(settings.rounds):
         settings.random.shuffle(order)
         for name in order:
-            before = await _sample(bare, bare_count, settings.clock)
-            times[name].append(await _sample(contenders[name], counts[name], settings.clock))
-            after = await _sample(bare, bare_count, settings.clock)
+            before = await _sample(bare, bare_count)
+            times[name].append(await _sample(contenders[name], counts[name]))
+            after = await _sample(bare, bare_count)
             around[name].append((before + after) / 2)
     return Timings(
         bare={name: tuple(samples) for name, samples in around.items()},
@@ -122,24 +120,24 @@ async def compare(bare: Loop, contenders: Mapping[str, Loop], settings: Settings
     )
 
 
-async def _calibrated(loop: Loop, settings: Settings) -> int:
+async def _calibrated(loop: Loop, seconds: float) -> int:
     """Find how many calls make a sample; warms everything up on the way."""
     count = 1
     while True:
-        taken = await _sample(loop, count, settings.clock) * count / 1e9
-        if taken >= settings.sample / 2 or count >= 1 << 24:
-            return max(1, math.ceil(count * settings.sample / max(taken, 1e-9)))
+        taken = await _sample(loop, count) * count / 1e9
+        if taken >= seconds / 2 or count >= 1 << 24:
+            return max(1, math.ceil(count * seconds / max(taken, 1e-9)))
         count *= 2
 
 
-async def _sample(loop: Loop, count: int, clock: Callable[[], float]) -> float:
+async def _sample(loop: Loop, count: int) -> float:
     """Nanoseconds of a call, from so many of them."""
     gc.collect()
     gc.disable()
     try:
-        started = clock()
+        started = process_time()
         await loop(count)
-        return (clock() - started) / count * 1e9
+        return (process_time() - started) / count * 1e9
     finally:
         gc.enable()
 
