@@ -12,19 +12,24 @@ from pathlib import Path
 
 from . import (
     bench_calls,
+    bench_failures,
     bench_import,
     bench_in_flight,
     bench_memory,
+    bench_options,
     bench_streams,
     bench_threads,
+    peers,
     report,
 )
 from .measure import Settings
-from .patterns import pattern
+from .options import load_anyio, loop_factory, pattern
 from .rows import Result, Row
 
 ROWS: tuple[Row, ...] = (
     *bench_calls.ROWS,
+    *bench_failures.ROWS,
+    *bench_options.ROWS,
     *bench_streams.ROWS,
     *bench_in_flight.ROWS,
     *bench_threads.ROWS,
@@ -44,20 +49,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"no row matches {options.only.pattern!r}; rows:", file=sys.stderr)
         print(*(f"  {row.what}" for row in ROWS), sep="\n", file=sys.stderr)
         return 2
-    settings = Settings.smoke() if options.smoke else Settings.thorough()
+    peers.left_out = options.without_peers
+    settings = Settings.smoke() if options.smoke else Settings.thorough(options.rounds)
     logging.disable()
+    load_anyio()
     gc.freeze()  # what is imported is no matter for the collector between samples
-    print(report.machine(), end="\n\n")
+    print(report.machine(options.loop), end="\n\n")
     print(report.header(), flush=True)
     results: dict[str, Result] = {}
     for row in rows:
-        results[row.what] = result = asyncio.run(_run(row, settings))
+        with asyncio.Runner(loop_factory=loop_factory(options.loop)) as runner:
+            results[row.what] = result = runner.run(_run(row, settings))
         print(report.line(report.cells(row.what, result)), flush=True)
         if options.all:
             for cells in report.contender_cells(result):
                 print(report.line(cells))
     if options.json is not None:
-        options.json.write_text(report.as_json(results), encoding="utf-8")
+        options.json.write_text(report.as_json(results, options.loop), encoding="utf-8")
     return _checked(results) if options.check else 0
 
 
@@ -85,6 +93,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there too")
     parser.add_argument(
         "--only", type=pattern, metavar="PATTERN", help="rows that match a regular expression"
+    )
+    parser.add_argument(
+        "--loop", choices=("asyncio", "uvloop"), default="asyncio", help="the event loop to run on"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=25, metavar="N", help="samples of each contender: 25"
+    )
+    parser.add_argument(
+        "--without-peers", action="store_true", help="measure no other library, installed or not"
     )
     parser.add_argument("--all", action="store_true", help="show the other contenders as well")
     parser.add_argument(

@@ -113,6 +113,19 @@ class RateLimiter:
         return await fn()
 
 
+class Fallback:
+    """A constant in place of an error."""
+
+    def __init__(self, instead: object) -> None:
+        self._instead = instead
+
+    async def run(self, fn: Callable[[], Awaitable[object]]) -> object:
+        try:
+            return await fn()
+        except Exception:  # noqa: BLE001 - as broad as the strategy's default
+            return self._instead
+
+
 class Cache:
     """An ordered dictionary, the least recently used first; calls at once are not joined."""
 

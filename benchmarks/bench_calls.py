@@ -1,13 +1,13 @@
-"""A call through pipelines: none, each strategy alone, the stack of four, and calls that fail."""
+"""A call that succeeds, through pipelines: none, each strategy alone, and the stack of four."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 
 from resilience_pipeline import ResiliencePipeline, ResiliencePipelineBuilder, TokenBucket
 
-from . import baselines
+from . import baselines, peer_stacks, peers
 from .measure import Loop, repeat, repeat_with
 from .rows import BY_HAND, OURS, bare_calls, by_hand, call_row
 
@@ -21,21 +21,7 @@ async def suspending() -> None:
     await asyncio.sleep(0)
 
 
-class FailingThrice:
-    """Fails three times, then succeeds, over and over."""
-
-    def __init__(self) -> None:
-        self._calls = 0
-
-    async def __call__(self) -> None:
-        self._calls += 1
-        if self._calls % 4:
-            raise ConnectionError
-
-
 BARE = repeat(work)
-#: The same pipeline, to which nobody listens.
-UNHEARD = "nobody listens"
 
 
 def _empty() -> Mapping[str, Loop]:
@@ -47,6 +33,7 @@ def _retry() -> Mapping[str, Loop]:
     return {
         OURS: repeat_with(pipeline.execute, work),
         BY_HAND: repeat_with(baselines.Retry(attempts=4, delay=1).run, work),
+        **peers.loops(peers.retries(1), work),
     }
 
 
@@ -55,6 +42,7 @@ def _timeout() -> Mapping[str, Loop]:
     return {
         OURS: repeat_with(pipeline.execute, work),
         BY_HAND: repeat_with(baselines.Timeout(10).run, work),
+        **peers.loops(peers.TIMEOUT, work),
     }
 
 
@@ -63,6 +51,7 @@ def _breaker() -> Mapping[str, Loop]:
     return {
         OURS: repeat_with(pipeline.execute, work),
         BY_HAND: repeat_with(baselines.CircuitBreaker(failures=10, seconds=5).run, work),
+        **peers.loops(peers.breakers(10, 5), work),
     }
 
 
@@ -71,6 +60,7 @@ def _concurrency_limiter() -> Mapping[str, Loop]:
     return {
         OURS: repeat_with(pipeline.execute, work),
         BY_HAND: repeat_with(baselines.ConcurrencyLimiter(100).run, work),
+        **peers.loops(peers.CONCURRENCY, work),
     }
 
 
@@ -78,7 +68,20 @@ def _rate_limiter() -> Mapping[str, Loop]:
     bucket = TokenBucket(1_000_000_000, 1_000_000_000)
     pipeline = ResiliencePipelineBuilder().add_rate_limiter(bucket).build()
     limiter = baselines.RateLimiter(1_000_000_000, 1_000_000_000)
-    return {OURS: repeat_with(pipeline.execute, work), BY_HAND: repeat_with(limiter.run, work)}
+    return {
+        OURS: repeat_with(pipeline.execute, work),
+        BY_HAND: repeat_with(limiter.run, work),
+        **peers.loops(peers.RATE, work),
+    }
+
+
+def _fallback() -> Mapping[str, Loop]:
+    pipeline = ResiliencePipelineBuilder().add_fallback(fallback_value=None).build()
+    return {
+        OURS: repeat_with(pipeline.execute, work),
+        BY_HAND: repeat_with(baselines.Fallback(None).run, work),
+        **peers.loops(peers.FALLBACK, work),
+    }
 
 
 def stack(*listeners: Callable[[object], None]) -> ResiliencePipeline[Exception]:
@@ -103,6 +106,14 @@ def _stack() -> Mapping[str, Loop]:
     return {
         OURS: repeat_with(stack().execute, work),
         BY_HAND: repeat_with(stack_by_hand().run, work),
+        **peers.loops(peer_stacks.STACK, work),
+    }
+
+
+def _settled_stack() -> Mapping[str, Loop]:
+    return {
+        OURS: repeat_with(stack().settle, work),
+        BY_HAND: repeat_with(stack_by_hand().run, work),
     }
 
 
@@ -110,128 +121,7 @@ def _suspending_stack() -> Mapping[str, Loop]:
     return {
         OURS: repeat_with(stack().execute, suspending),
         BY_HAND: repeat_with(stack_by_hand().run, suspending),
-    }
-
-
-def _failing() -> Mapping[str, Loop]:
-    pipeline = ResiliencePipelineBuilder().add_retry(max_retry_attempts=3, delay=0).build()
-    return {
-        OURS: repeat_with(pipeline.execute, FailingThrice()),
-        BY_HAND: repeat_with(baselines.Retry(attempts=4, delay=0).run, FailingThrice()),
-    }
-
-
-async def fail() -> None:
-    raise ConnectionError
-
-
-def _open_circuit() -> ResiliencePipeline[Exception]:
-    return (
-        ResiliencePipelineBuilder()
-        .add_circuit_breaker(failure_ratio=1, minimum_throughput=2, break_duration="1h")
-        .build()
-    )
-
-
-def _rejected(pipeline: ResiliencePipeline[Exception]) -> Loop:
-    """Make the loop of refusals that come as outcomes."""
-
-    async def loop(count: int) -> None:
-        for _ in range(2):
-            await pipeline.settle(fail)
-        for _ in range(count):
-            await pipeline.settle(work)
-
-    return loop
-
-
-def _raising(call: Callable[[Callable[[], Awaitable[object]]], Awaitable[object]]) -> Loop:
-    """Make the loop of refusals that come as exceptions, the circuit opened by the first calls."""
-
-    async def loop(count: int) -> None:
-        for _ in range(count):
-            try:  # noqa: SIM105 - as one would write it, and `suppress` has a cost
-                await call(fail)
-            except Exception:  # noqa: BLE001 - the library's own, or the call's before it opens
-                pass
-
-    return loop
-
-
-def _settled() -> Mapping[str, Loop]:
-    breaker = baselines.CircuitBreaker(failures=2, seconds=3600)
-    return {OURS: _rejected(_open_circuit()), BY_HAND: _raising(breaker.run)}
-
-
-def _raised() -> Mapping[str, Loop]:
-    breaker = baselines.CircuitBreaker(failures=2, seconds=3600)
-    return {OURS: _raising(_open_circuit().execute), BY_HAND: _raising(breaker.run)}
-
-
-class SlowAndQuick:
-    """The first of every two calls hangs until it is cancelled, the second waits a turn of the loop."""
-
-    def __init__(self) -> None:
-        self._calls = 0
-
-    async def __call__(self) -> None:
-        self._calls += 1
-        if self._calls % 2:
-            await asyncio.get_running_loop().create_future()
-        else:
-            await asyncio.sleep(0)
-
-
-def _hedging_primary() -> Mapping[str, Loop]:
-    pipeline = ResiliencePipelineBuilder().add_hedging(delay="1h").build()
-    return {
-        OURS: repeat_with(pipeline.execute, suspending),
-        BY_HAND: repeat_with(baselines.Hedging(3600).run, suspending),
-    }
-
-
-def _hedging_secondary() -> Mapping[str, Loop]:
-    pipeline = ResiliencePipelineBuilder().add_hedging(delay=0).build()
-    return {
-        OURS: repeat_with(pipeline.execute, SlowAndQuick()),
-        BY_HAND: repeat_with(baselines.Hedging(0).run, SlowAndQuick()),
-    }
-
-
-def _hear(event: object) -> None:
-    """A listener that does nothing with what it hears."""
-
-
-def _with_listener() -> Mapping[str, Loop]:
-    silent = ResiliencePipelineBuilder().build()
-    heard = ResiliencePipelineBuilder(listeners=[_hear]).build()
-    return {OURS: repeat_with(heard.execute, work), UNHEARD: repeat_with(silent.execute, work)}
-
-
-def _stack_with_listener() -> Mapping[str, Loop]:
-    return {
-        OURS: repeat_with(stack(_hear).execute, work),
-        UNHEARD: repeat_with(stack().execute, work),
-        BY_HAND: repeat_with(stack_by_hand().run, work),
-    }
-
-
-def _failing_with_listener() -> Mapping[str, Loop]:
-    def retry(*listeners: Callable[[object], None]) -> ResiliencePipeline[Exception]:
-        builder = ResiliencePipelineBuilder(listeners=listeners)
-        return builder.add_retry(max_retry_attempts=3, delay=0).build()
-
-    return {
-        OURS: repeat_with(retry(_hear).execute, FailingThrice()),
-        UNHEARD: repeat_with(retry().execute, FailingThrice()),
-    }
-
-
-def _cache_hit() -> Mapping[str, Loop]:
-    pipeline = ResiliencePipelineBuilder().add_cache(ttl="1h").build()
-    return {
-        OURS: repeat_with(pipeline.execute, work),
-        BY_HAND: repeat_with(baselines.Cache(1024, 3600).run, work),
+        **peers.loops(peer_stacks.STACK, suspending),
     }
 
 
@@ -242,55 +132,18 @@ ROWS = (
     call_row("circuit breaker alone", bare=BARE, contenders=_breaker),
     call_row("concurrency limiter alone", bare=BARE, contenders=_concurrency_limiter),
     call_row("rate limiter alone", bare=BARE, contenders=_rate_limiter),
-    call_row("cache alone, a hit", bare=BARE, contenders=_cache_hit),
+    call_row("fallback alone", bare=BARE, contenders=_fallback),
     call_row(
         "limiter + retry + breaker + timeout",
         bare=BARE,
         contenders=_stack,
         bounds=[by_hand(0.45), bare_calls(28)],
     ),
+    call_row("the same, through settle", bare=BARE, contenders=_settled_stack),
     call_row(
         "the same, the call suspending once",
         bare=repeat(suspending),
         contenders=_suspending_stack,
         bounds=[by_hand(0.75)],
-    ),
-    call_row(
-        "three failures, then success, zero delay",
-        bare=BARE,
-        contenders=_failing,
-        bounds=[by_hand(1.2)],
-    ),
-    call_row(
-        "hedging, the first attempt wins",
-        bare=repeat(suspending),
-        contenders=_hedging_primary,
-    ),
-    call_row(
-        "hedging, the second attempt wins",
-        bare=repeat(suspending),
-        contenders=_hedging_secondary,
-    ),
-    call_row(
-        "rejected by an open circuit, through settle",
-        bare=BARE,
-        contenders=_settled,
-        bounds=[bare_calls(20)],
-    ),
-    call_row(
-        "rejected by an open circuit, through an exception",
-        bare=BARE,
-        contenders=_raised,
-    ),
-    call_row("empty pipeline with one listener", bare=BARE, contenders=_with_listener),
-    call_row(
-        "limiter + retry + breaker + timeout with one listener",
-        bare=BARE,
-        contenders=_stack_with_listener,
-    ),
-    call_row(
-        "three failures, then success, with one listener",
-        bare=BARE,
-        contenders=_failing_with_listener,
     ),
 )

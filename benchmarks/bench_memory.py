@@ -1,27 +1,32 @@
-"""What a call keeps while it is in flight, and that it keeps nothing afterwards."""
+"""What a pipeline keeps, what a call keeps while it is in flight, and that it keeps nothing afterwards."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
+from . import peer_stacks, peers
 from .bench_calls import stack, stack_by_hand, work
 from .measure import Allocated, Settings
 from .rows import BY_HAND, OURS, Bound, Checked, Result, Row
 
 
 async def _bytes_in_flight(
-    make: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]], calls: int
+    decorate: Callable[[Callable[[], Awaitable[None]]], Callable[[], Awaitable[object]]],
+    calls: int,
 ) -> float:
     """Bytes a call, its task included, with so many of them in flight."""
     loop = asyncio.get_running_loop()
 
     async def crowd(park: asyncio.Future[None]) -> float:
-        async def guarded() -> None:
-            await make(parked)
-
         async def parked() -> None:
             await park
+
+        call = decorate(parked)
+
+        async def guarded() -> None:
+            await call()
 
         with Allocated() as allocated:
             tasks = [loop.create_task(guarded()) for _ in range(calls)]
@@ -37,15 +42,39 @@ async def _bytes_in_flight(
 
 async def _in_flight(settings: Settings) -> Result:
     calls = 100 if settings.quick else 2_000
-    bare = await _bytes_in_flight(lambda fn: fn(), calls)
+    ours, by_hand = stack().execute, stack_by_hand().run
+    bare = await _bytes_in_flight(lambda fn: fn, calls)
     taken = {
-        OURS: await _bytes_in_flight(stack().execute, calls) - bare,
-        BY_HAND: await _bytes_in_flight(stack_by_hand().run, calls) - bare,
+        OURS: await _bytes_in_flight(lambda fn: partial(ours, fn), calls) - bare,
+        BY_HAND: await _bytes_in_flight(lambda fn: partial(by_hand, fn), calls) - bare,
     }
+    for name, peer in peers.installed(peer_stacks.STACK).items():
+        taken[name] = await _bytes_in_flight(peer, calls) - bare
+    return _sized(taken, Bound(1_300, "bytes"))
+
+
+async def _built(settings: Settings) -> Result:
+    count = 5 if settings.quick else 100
+    taken = {OURS: _bytes_each(stack, count), BY_HAND: _bytes_each(stack_by_hand, count)}
+    for name, peer in peers.installed(peer_stacks.STACK).items():
+        taken[name] = _bytes_each(partial(peer, work), count)
+    return _sized(taken)
+
+
+def _bytes_each(make: Callable[[], object], count: int) -> float:
+    make()  # what is imported and cached once
+    with Allocated() as allocated:
+        kept = [make() for _ in range(count)]
+        return allocated.now() / len(kept)
+
+
+def _sized(taken: Mapping[str, float], *bounds: Bound) -> Result:
+    """Make the result of sizes in bytes."""
     return Result(
         cost=f"{taken[OURS]:,.0f} B",
-        ratios={OURS: taken[OURS] / taken[BY_HAND]},
-        checks=(Checked(Bound(1_300, "bytes"), taken[OURS]),),
+        sizes=taken,
+        ratios={name: size / taken[BY_HAND] for name, size in taken.items()},
+        checks=tuple(Checked(bound, taken[OURS]) for bound in bounds),
     )
 
 
@@ -67,6 +96,7 @@ async def _kept(settings: Settings) -> Result:
 
 
 ROWS = (
+    Row("memory per pipeline, stack of four", _built),
     Row("memory per call in flight, stack of four", _in_flight),
     Row("memory kept per finished call", _kept),
 )

@@ -1,33 +1,39 @@
-"""A stream that has been handed to its consumer: what each further chunk costs."""
+"""Streams: what it costs to begin one, and what each chunk costs once its consumer has it."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
+from functools import partial
 
-from resilience_pipeline import ResiliencePipelineBuilder
+from resilience_pipeline import ResiliencePipeline, ResiliencePipelineBuilder
 
-from . import baselines, measure
+from . import baselines, measure, peer_stacks, peers
 from .measure import Loop, Settings
-from .rows import BY_HAND, OURS, Bound, Checked, Contenders, Result, Row
+from .rows import BY_HAND, OURS, Bound, Checked, Contenders, Result, Row, call_row
 
 _SOURCE = "source"
 
 
-def _source(chunks: int) -> Callable[[], AsyncGenerator[int, None]]:
-    async def connect() -> AsyncGenerator[int, None]:
-        for chunk in range(chunks):
-            yield chunk
-
-    return connect
+async def _chunks(count: int) -> AsyncGenerator[int, None]:
+    for chunk in range(count):
+        yield chunk
 
 
-async def _bare(count: int) -> None:
-    async for _ in _source(count)():
-        pass
+def _read(connect: Callable[[int], AsyncIterable[int]]) -> Loop:
+    """Make the loop of the chunks of one stream."""
+
+    async def loop(count: int) -> None:
+        async for _ in connect(count):
+            pass
+
+    return loop
 
 
-def _ours() -> Loop:
-    pipeline = (
+_bare = _read(_chunks)
+
+
+def _guarding() -> ResiliencePipeline[Exception]:
+    return (
         ResiliencePipelineBuilder()
         .add_retry(max_retry_attempts=3, delay=1)
         .add_circuit_breaker()
@@ -35,36 +41,36 @@ def _ours() -> Loop:
         .build()
     )
 
-    async def loop(count: int) -> None:
-        async for _ in pipeline.execute_stream(_source(count)):
-            pass
 
-    return loop
+def _ours() -> Loop:
+    pipeline = _guarding()
+    return _read(lambda count: pipeline.execute_stream(_chunks, count))
 
 
-async def _by_hand(count: int) -> None:
-    async for _ in baselines.guarded_stream(_source(count), attempts=4, delay=1):
-        pass
+_by_hand = _read(
+    lambda count: baselines.guarded_stream(lambda: _chunks(count), attempts=4, delay=1)
+)
 
 
 def _handing_over() -> Loop:
     # A hedge that never starts: its source lives in an owner task all the same.
     pipeline = ResiliencePipelineBuilder().add_hedging(delay="1h").build()
-
-    async def loop(count: int) -> None:
-        async for _ in pipeline.execute_stream(_source(count)):
-            pass
-
-    return loop
+    return _read(lambda count: pipeline.execute_stream(_chunks, count))
 
 
-async def _handing_over_by_hand(count: int) -> None:
-    async for _ in baselines.owned_stream(_source(count)):
-        pass
+_handing_over_by_hand = _read(lambda count: baselines.owned_stream(lambda: _chunks(count)))
 
 
 def _committed() -> Mapping[str, Loop]:
-    return {OURS: _ours(), BY_HAND: _by_hand, _SOURCE: _bare}
+    return {
+        OURS: _ours(),
+        BY_HAND: _by_hand,
+        _SOURCE: _bare,
+        **{
+            name: _read(connect)
+            for name, connect in peers.decorated(peer_stacks.STREAM, _chunks).items()
+        },
+    }
 
 
 def _handed_over() -> Mapping[str, Loop]:
@@ -89,7 +95,35 @@ def _chunk_row(what: str, contenders: Contenders, *bounds: Bound) -> Row:
     return Row(what, run, _bare, contenders)
 
 
+def _to_the_first_chunk() -> Mapping[str, Loop]:
+    pipeline = _guarding()
+    return {
+        OURS: _opened(lambda: pipeline.execute_stream(_chunks, 1)),
+        BY_HAND: _opened(lambda: baselines.guarded_stream(lambda: _chunks(1), attempts=4, delay=1)),
+        **{
+            name: _opened(partial(connect, 1))
+            for name, connect in peers.decorated(peer_stacks.STREAM, _chunks).items()
+        },
+    }
+
+
+def _opened(connect: Callable[[], AsyncIterable[int]]) -> Loop:
+    """Make the loop of streams of one chunk: begun, committed, read to the end."""
+
+    async def loop(count: int) -> None:
+        for _ in range(count):
+            async for _ in connect():
+                pass
+
+    return loop
+
+
 ROWS = (
+    call_row(
+        "a stream of one chunk, begun and ended",
+        bare=_opened(lambda: _chunks(1)),
+        contenders=_to_the_first_chunk,
+    ),
     _chunk_row(
         "a committed stream, per chunk",
         _committed,

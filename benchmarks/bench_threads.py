@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from time import monotonic, sleep
 
 from resilience_pipeline import ResiliencePipeline, ResiliencePipelineBuilder
 
-from . import measure
+from . import measure, peer_stacks, peers
 from .baselines import CircuitOpenError
 from .measure import Loop, Settings
 from .rows import BY_HAND, OURS, Bound, Checked, Result, Row, call_row
-
-PEERS = "tenacity + pybreaker + BoundedSemaphore"
 
 _PERMITS = 100
 
@@ -54,25 +51,6 @@ def _ours() -> Loop:
         .build()
     )
     return _repeat_with(pipeline.execute_sync)
-
-
-def _peers() -> Loop:
-    # Here, so that everything else is measured without the `bench` extra too.
-    import pybreaker
-    import tenacity
-
-    retrying = tenacity.Retrying(
-        stop=tenacity.stop_after_attempt(4), wait=tenacity.wait_fixed(1), reraise=True
-    )
-    breaker = pybreaker.CircuitBreaker(fail_max=10, reset_timeout=5)
-    permits = threading.BoundedSemaphore(_PERMITS)
-
-    def limited(fn: Callable[[], object]) -> object:
-        with permits:
-            return fn()
-
-    # Called, and not used as a decorator: that copies the retry for each call, and costs more.
-    return _repeat_with(lambda fn: retrying(breaker.call, limited, fn))
 
 
 class _ByHand:
@@ -117,10 +95,14 @@ class _ByHand:
 
 
 def _contenders() -> Mapping[str, Loop]:
-    loops = {OURS: _ours(), BY_HAND: _repeat_with(_ByHand())}
-    with suppress(ModuleNotFoundError):
-        loops[PEERS] = _peers()
-    return loops
+    return {
+        OURS: _ours(),
+        BY_HAND: _repeat_with(_ByHand()),
+        **{
+            name: _repeat(call)
+            for name, call in peers.decorated(peer_stacks.SYNC_STACK, work).items()
+        },
+    }
 
 
 async def _stack(settings: Settings) -> Result:
@@ -128,8 +110,8 @@ async def _stack(settings: Settings) -> Result:
     timings = await measure.compare(BARE, loops, settings)
     cost = f"{timings.ns(OURS):,.0f} ns"
     checks: tuple[Checked, ...] = ()
-    if PEERS in loops:
-        share = timings.ratio(OURS, PEERS)
+    if peer_stacks.SYNC_MIX in loops:
+        share = timings.ratio(OURS, peer_stacks.SYNC_MIX)
         cost += f", {share:.2f} × peers"
         checks = (Checked(Bound(0.3, "× the peers' mix"), share),)
     return Result(

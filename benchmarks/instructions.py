@@ -24,18 +24,37 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
-from . import bench_calls, bench_streams, bench_threads, report
-from .patterns import pattern
+from . import (
+    bench_calls,
+    bench_failures,
+    bench_in_flight,
+    bench_options,
+    bench_streams,
+    bench_threads,
+    peers,
+    report,
+)
+from .measure import Loop
+from .options import load_anyio, pattern
 from .rows import BY_HAND, OURS, Row
+
+T = TypeVar("T")
 
 ROWS: tuple[Row, ...] = tuple(
     row
-    for row in (*bench_calls.ROWS, *bench_streams.ROWS, *bench_threads.ROWS)
+    for row in (
+        *bench_calls.ROWS,
+        *bench_failures.ROWS,
+        *bench_options.ROWS,
+        *bench_streams.ROWS,
+        *bench_threads.ROWS,
+    )
     if row.contenders is not None
 )
 
@@ -48,6 +67,9 @@ WARM_UP = 200
 #: Calls in the first run, and those that the second run makes more.
 FIRST, MORE = 100, 500
 
+#: How many calls are in flight for `--growth`; more would take minutes.
+SIZES = (10, 100, 1_000, 10_000)
+
 #: Instructions of a call, by row and contender.
 Counts: TypeAlias = Mapping[str, Mapping[str, float]]
 
@@ -57,34 +79,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     rows = [row for row in ROWS if options.only is None or options.only.search(row.what)]
     if options.forks is not None:
-        options.forks.write_text(json.dumps(_run_all(rows, everyone=options.all)), "utf-8")
+        runs = _run_all(rows, everyone=options.all, growth=options.growth)
+        options.forks.write_text(json.dumps(runs), "utf-8")
         return 0
     valgrind = shutil.which("valgrind")
     if valgrind is None or not rows:
         print(*(row.what for row in ROWS) if valgrind else ["valgrind is not installed"], sep="\n")
         return 2
-    counts = _count(valgrind, options.only, everyone=options.all)
+    counts = _count(valgrind, sys.argv[1:] if arguments is None else arguments)
     before: Counts = (
         json.loads(options.compare.read_text("utf-8"))["rows"] if options.compare else {}
     )
     print(report.machine(), end="\n\n")
-    print(*_table(counts, before), sep="\n")
+    print(*_table(counts["rows"], before), sep="\n")
     if options.json is not None:
-        written = {"machine": report.machine(), "rows": counts}
-        options.json.write_text(json.dumps(written, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        written = {"machine": report.machine(), **counts}
+        options.json.write_text(json.dumps(written, indent=1, ensure_ascii=False) + "\n", "utf-8")
     return 0
 
 
-def _count(valgrind: str, only: re.Pattern[str] | None, *, everyone: bool) -> Counts:
+def _count(valgrind: str, arguments: Sequence[str]) -> dict[str, Any]:
     """Run this module again under valgrind, and read what it counted."""
+    counts: dict[str, Any] = {"rows": {}}
     with TemporaryDirectory() as directory:
         forks = Path(directory, "forks")
         command = [
             *(valgrind, "--quiet", "--tool=cachegrind", "--cache-sim=no"),
             f"--cachegrind-out-file={directory}/%p",
-            *(sys.executable, "-m", __spec__.name, "--forks", str(forks)),
-            *(["--only", only.pattern] if only is not None else []),
-            *(["--all"] if everyone else []),
+            *(sys.executable, "-m", __spec__.name, *arguments, "--forks", str(forks)),
         ]
         # Valgrind warns of caches it doesn't know, though it simulates none.
         run = subprocess.run(
@@ -92,38 +114,78 @@ def _count(valgrind: str, only: re.Pattern[str] | None, *, everyone: bool) -> Co
         )
         if run.returncode:
             raise SystemExit(run.stderr.decode(errors="replace"))
-        pids: Mapping[str, Mapping[str, tuple[int, int]]] = json.loads(forks.read_text("utf-8"))
-        return {
-            what: {
-                name: (_total(directory, second) - _total(directory, first)) / MORE
-                for name, (first, second) in contenders.items()
-            }
-            for what, contenders in pids.items()
-        }
+        runs: list[_Run] = json.loads(forks.read_text("utf-8"))
+        for path, first, second, calls in runs:
+            place = counts
+            for name in path[:-1]:
+                place = place.setdefault(name, {})
+            place[path[-1]] = round((_total(directory, second) - _total(directory, first)) / calls)
+    return counts
 
 
 def _total(directory: str, pid: int) -> int:
     """Read the instructions of a process."""
-    found = re.search(
-        r"^summary: (\d+)", Path(directory, str(pid)).read_text("utf-8"), re.MULTILINE
-    )
+    counted = Path(directory, str(pid)).read_text("utf-8")
+    found = re.search(r"^summary: (\d+)", counted, re.MULTILINE)
     assert found is not None
     return int(found[1])
 
 
-def _run_all(rows: Sequence[Row], *, everyone: bool) -> dict[str, dict[str, tuple[int, int]]]:
-    """Run each contender of each row in two processes, and give their ids."""
+#: Where the count goes, two processes, and how many calls the second makes more.
+_Run: TypeAlias = tuple[Sequence[str], int, int, int]
+
+
+def _run_all(rows: Sequence[Row], *, everyone: bool, growth: bool) -> list[_Run]:
+    """Run each contender of each row in two processes."""
     logging.disable()
+    peers.left_out = not everyone
+    load_anyio()
     shown = {row.what: asyncio.run(_names(row, everyone=everyone)) for row in rows}
     gc.collect()
     gc.freeze()
-    return {
-        row.what: {
-            name: (_forked(row, name, FIRST), _forked(row, name, FIRST + MORE))
-            for name in shown[row.what]
-        }
+    runs: list[_Run] = [
+        (
+            ("rows", row.what, name),
+            _forked(partial(_loop_of, row, name), WARM_UP, FIRST),
+            _forked(partial(_loop_of, row, name), WARM_UP, FIRST + MORE),
+            MORE,
+        )
         for row in rows
-    }
+        for name in shown[row.what]
+    ]
+    return [*runs, *(run for row in bench_in_flight.ROWS if growth for run in _growing(row))]
+
+
+def _growing(row: Row) -> Iterator[_Run]:
+    """Run a row of calls in flight at each size; the first crowd is also the one that warms up."""
+    assert isinstance(row.run, bench_in_flight.Growing)
+    for name in asyncio.run(_awaited(partial(row.run.loops, 1))):
+        if name == bench_in_flight.BARE and row != bench_in_flight.ROWS[0]:
+            continue  # it is the same in all of them
+        for size in SIZES:
+            make = partial(_crowd_of, row.run, name, size)
+            calls = bench_in_flight.made(size)
+            yield (
+                ("growth", row.what, name, str(size)),
+                _forked(make, 0, 1),
+                _forked(make, 0, 2),
+                calls,
+            )
+
+
+def _loop_of(row: Row, name: str) -> Loop:
+    assert row.contenders is not None
+    assert row.bare is not None
+    return row.bare if name == BARE else row.contenders()[name]
+
+
+def _crowd_of(growing: bench_in_flight.Growing, name: str, size: int) -> Loop:
+    return growing.loops(size)[name]
+
+
+async def _awaited(make: Callable[[], T]) -> T:
+    """Make something inside an event loop."""
+    return make()
 
 
 async def _names(row: Row, *, everyone: bool) -> list[str]:
@@ -133,29 +195,27 @@ async def _names(row: Row, *, everyone: bool) -> list[str]:
     return [BARE, *(name for name in names if everyone or name in {OURS, BY_HAND})]
 
 
-def _forked(row: Row, name: str, calls: int) -> int:
-    """Run a contender in a process of its own; its id, once it has ended."""
+def _forked(make: Callable[[], Loop], *counts: int) -> int:
+    """Run a loop for each count in a process of its own; the process' id, once it has ended."""
     pid = os.fork()
     if not pid:
         status = 1
         try:
             gc.disable()
-            asyncio.run(_calls(row, name, calls))
+            asyncio.run(_calls(make, counts))
             status = 0
         finally:
             os._exit(status)
     if os.waitpid(pid, 0)[1]:
-        msg = f"{name} failed in {row.what!r}"
+        msg = f"the process of {make} failed"
         raise RuntimeError(msg)
     return pid
 
 
-async def _calls(row: Row, name: str, calls: int) -> None:
-    assert row.contenders is not None
-    assert row.bare is not None
-    loop = row.bare if name == BARE else row.contenders()[name]
-    await loop(WARM_UP)
-    await loop(calls)
+async def _calls(make: Callable[[], Loop], counts: Sequence[int]) -> None:
+    loop = make()
+    for count in counts:
+        await loop(count)
 
 
 def _table(counts: Counts, before: Counts) -> list[str]:
@@ -202,6 +262,9 @@ def _parser() -> argparse.ArgumentParser:
         "--only", type=pattern, metavar="PATTERN", help="rows that match a regular expression"
     )
     parser.add_argument("--all", action="store_true", help="count the other contenders as well")
+    parser.add_argument(
+        "--growth", action="store_true", help="count by the number in flight, too; a minute more"
+    )
     parser.add_argument("--forks", type=Path, help=argparse.SUPPRESS)  # set by itself
     return parser
 

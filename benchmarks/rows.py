@@ -58,6 +58,8 @@ class Result:
         ns: Nanoseconds by contender, where there are any.
         bare: Contenders in bare calls.
         ratios: Contenders as multiples of the hand-written equivalent.
+        sizes: Bytes by contender.
+        growth: Nanoseconds of a call by contender and number of calls in flight.
         checks: The contract's bounds.
     """
 
@@ -65,6 +67,8 @@ class Result:
     ns: Mapping[str, float] = field(factory=dict)
     bare: Mapping[str, float] = field(factory=dict)
     ratios: Mapping[str, float] = field(factory=dict)
+    sizes: Mapping[str, float] = field(factory=dict)
+    growth: Mapping[str, Mapping[str, float]] = field(factory=dict)
     checks: tuple[Checked, ...] = ()
 
 

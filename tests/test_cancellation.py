@@ -188,7 +188,7 @@ async def test_the_journeys_wait_at_every_await_of_every_strategy(anyio_backend_
     # A retry that nobody watches; `test_retry_edges` cancels it in an attempt and between two.
     unwatched = [
         "await inside(context)",
-        "await checkpoint(0)",
+        "await checkpoint()",
         "await inside(context)",
         "await self.attempts(context, run, error)",
     ]

@@ -175,6 +175,9 @@ class AsyncioRuntime(Runtime):
             return asyncio.sleep(seconds)
         return get_running_loop().create_future()
 
+    def checkpoints(self) -> Callable[[], Awaitable[None]]:
+        return _checkpoint if self.clock is None else super().checkpoints()
+
     async def within(
         self,
         seconds: float,
