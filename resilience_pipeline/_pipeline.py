@@ -24,14 +24,13 @@ from collections.abc import (
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from time import monotonic
-from typing import Any, ClassVar, Generic, Never, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, overload
 
 from attrs import frozen
 from typing_extensions import ParamSpec, TypeVar, TypeVarTuple
 
 from ._cancellation import Orphans
 from ._context import History, ResilienceContext, begun, enter, leave, new, reset
-from ._durations import Duration
 from ._errors import MisuseError
 from ._invoke import check_callable, invoke, nested
 from ._line import NO_OPTIONS, Line, StreamOptions, stream_options
@@ -47,6 +46,9 @@ from .strategies import Handler, Strategy, SupportsHealth
 from .strategies._base import gate_of
 from .telemetry import Listener
 from .telemetry._outlet import Outlet
+
+if TYPE_CHECKING:
+    from ._durations import Duration
 
 T = TypeVar("T")
 P = ParamSpec("P")
