@@ -21,7 +21,7 @@ from ._options import UNSET
 from ._outcome import Attempt, Failure, Rejected, Success, settled_error
 
 if TYPE_CHECKING:
-    from ._stream import StreamExecution
+    from ._priming import StreamExecution
     from .runtime import Runtime
 
 T = TypeVar("T")
