@@ -284,7 +284,7 @@ class ResiliencePipeline(Generic[E_co]):
             _check_context(context)
             context.begin(self.name, find_runtime, fn, args)
         if sync:
-            context._sync = Orphans()
+            context._sync, context._around = Orphans(), None
         return context
 
     async def _settle(self, context: ResilienceContext, started: float) -> Outcome[Any, E_co]:
