@@ -17,8 +17,9 @@ from typing_extensions import ParamSpec, TypeVar
 from . import strategies
 from ._errors import MisuseError, OptionsError
 from ._invoke import invoke
+from ._layers import DEFAULT_CLOSE_TIMEOUT, Layer, Part, described
 from ._options import Bad, to_seconds
-from ._pipeline import DEFAULT_CLOSE_TIMEOUT, Layer, Part, ResiliencePipeline, described
+from ._pipeline import ResiliencePipeline
 from .runtime import Clock
 from .strategies import Handler, Site, Strategy, SupportsHealth
 from .telemetry import Listener

@@ -24,9 +24,20 @@ LEVELS: list[list[set[str]]] = [
     [{"_context", "_outcome"}],
     [{"telemetry", "_predicates"}],
     [{"strategies"}, {"runtime"}],
-    [{"_stream", "_carriers", "_line", "_resuming", "_recording", "_sharing", "_source"}],
+    [
+        {
+            "_stream",
+            "_priming",
+            "_carriers",
+            "_line",
+            "_resuming",
+            "_recording",
+            "_sharing",
+            "_source",
+        }
+    ],
     [{"_invoke", "_sync"}],
-    [{"_wrapping"}],
+    [{"_wrapping"}, {"_layers"}],
     [{"_pipeline"}],
     [{"_reloadable", "_health"}],
     [{"_builder"}, {"_instances"}, {"_works"}],

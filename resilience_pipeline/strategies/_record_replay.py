@@ -24,7 +24,7 @@ from ._base import Handler, Site, Strategy
 from ._single_flight import Flight, SingleFlight, enter, leave
 
 if TYPE_CHECKING:
-    from .._stream import StreamExecution
+    from .._priming import StreamExecution
     from ._recorder import Recorder
     from ._recordings import RecordingKey
 

@@ -11,9 +11,8 @@ Charges that were thought through:
    was not invoked, and `close`, which runs in every case, gives back what was charged.
 3. The attempt is refused further in, or cancelled in a queue there: it was no load to anybody, and is
    given back as well, when it has ended.
-4. A hedge in a thread may be left alone before it has come to the callback, or while it runs that
-   where its context doesn't tell yet. Only when it has ended is it known which, so only then is it
-   decided.
+4. A hedge in a thread is left alone before it has come to the callback, or while it runs that: which
+   of the two is known by then, and one that has not come to it never will.
 """
 
 from __future__ import annotations
