@@ -6,11 +6,12 @@ Neither results nor arguments, keys of state or texts of errors are among them.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from math import isfinite
-from threading import Lock
+from threading import RLock, local
 from typing import Any, NamedTuple
 
 from .. import (
@@ -84,6 +85,46 @@ def attempt_of(event: AttemptCompleted) -> int:
     return min(event.attempt, _HIGHEST_ATTEMPT)
 
 
+class InTurn:
+    """Tells of one event after another in each thread.
+
+    What comes in between is told afterwards: the garbage collector may close a call anywhere, and an
+    exporter may call through a pipeline. Either would wait for ever for locks that this very thread
+    holds, ours or the other library's.
+
+    Args:
+        tell: What is called with an event, and whether it comes late.
+    """
+
+    __slots__ = ("_tell", "_threads")
+
+    def __init__(self, tell: Callable[[TelemetryEvent, bool], None]) -> None:
+        self._tell = tell
+        self._threads = local()
+
+    def __call__(self, event: TelemetryEvent, late: bool = False) -> None:
+        """Tell of an event, now or in a moment."""
+        threads = self._threads
+        before: deque[TelemetryEvent] | None = getattr(threads, "waiting", None)
+        if before is not None:
+            before.append(event)
+            return
+        waiting: deque[TelemetryEvent] = deque()
+        threads.waiting = waiting
+        try:
+            self._tell(event, late)
+        finally:
+            threads.waiting = None  # first, so that nothing joins a queue that nobody looks at
+            self._catch_up(waiting)
+
+    def _catch_up(self, waiting: deque[TelemetryEvent]) -> None:
+        if waiting:
+            try:
+                self(waiting.popleft(), late=True)
+            finally:
+                self._catch_up(waiting)
+
+
 # ---- state --------------------------------------------------------------------------------------
 
 
@@ -104,14 +145,15 @@ class State(NamedTuple):
     """
 
     circuits: Mapping[str, int]
-    figures: Mapping[str, float]
+    figures: Mapping[str, int]
 
 
 class Circuits:
     """The states of circuits, as far as their transitions have been told; of so many, the latest."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        # The garbage collector may close a call while it is held, and a transition come of that.
+        self._lock = RLock()
         self._states: OrderedDict[Place, str] = OrderedDict()
 
     def note(self, event: TelemetryEvent) -> None:
@@ -141,19 +183,30 @@ def _state_after(event: TelemetryEvent) -> str | None:
     return "closed" if isinstance(event, CircuitClosedEvent) else None
 
 
-def states_in(registry: ResiliencePipelineRegistry) -> dict[Place, State]:
-    """Read the health of a registry's pipelines.
+def states_in(*registries: ResiliencePipelineRegistry) -> dict[Place, State]:
+    """Read the health of all pipelines of registries.
 
     Strategies of one pipeline that share a name are added up. A pipeline that is nested in several
     others is in the health of each: it is the same one, and counted once.
     """
     found: dict[Place, State] = {}
-    for instances in registry.health().values():
-        for built in instances:
+    for registry in registries:
+        for built in chain.from_iterable(registry.health().values()):
             for place, state in _states_of(built["instance"], built["strategies"]).items():
                 known = found.get(place)
                 found[place] = state if known is None else _larger(known, state)
     return found
+
+
+def without_instances(states: Mapping[Place, State]) -> dict[Place, State]:
+    """Add up the instances of each pipeline."""
+    circuits: dict[Place, Counter[str]] = {}
+    figures: dict[Place, Counter[str]] = {}
+    for place, state in states.items():
+        all_of_them = place._replace(instance=None)
+        circuits.setdefault(all_of_them, Counter()).update(state.circuits)
+        figures.setdefault(all_of_them, Counter()).update(state.figures)
+    return {place: State(counted, figures[place]) for place, counted in circuits.items()}
 
 
 def _states_of(instance: str | None, reports: Iterable[Mapping[str, Any]]) -> dict[Place, State]:

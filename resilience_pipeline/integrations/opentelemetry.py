@@ -14,13 +14,14 @@ Interleavings that were thought through:
 3. The listener is closed while calls run. It hears of their ends, and of nothing else.
 4. An event comes from a context that knows nothing of the call, such as a thread of the user's own
    strategy: the call is found by the event's context.
+5. An event comes while this very thread is at work in here, or in the SDK: see `_facts.InTurn`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar, Token
-from threading import Lock
+from threading import Lock, RLock
 from time import time_ns
 from typing import Final
 from weakref import WeakKeyDictionary, WeakSet
@@ -49,6 +50,8 @@ except ModuleNotFoundError as _error:
 __all__ = ["OpenTelemetryListener", "instrument"]
 
 _SCOPE: Final = "resilience_pipeline"
+#: What exporters set for their own calls, and all instrumentations look at.
+_SUPPRESSED: Final[str] = getattr(otel, "_SUPPRESS_INSTRUMENTATION_KEY", "suppress_instrumentation")
 
 
 # ---- the public half ----------------------------------------------------------------------------
@@ -137,7 +140,8 @@ class OpenTelemetryListener:
         self._meters = _Meters(meter)
         self._circuits = _facts.Circuits()
         self._watched: list[ResiliencePipelineRegistry] = []
-        self._lock = Lock()
+        self._lock = RLock()  # see `_facts.InTurn`
+        self._tell_in_turn = _facts.InTurn(self._tell)
         self._open: dict[ResilienceContext, list[_Execution]] = {}
         self._closed = False
         self._when_closed: Callable[[], None] | None = None
@@ -167,12 +171,16 @@ class OpenTelemetryListener:
 
     def __call__(self, event: TelemetryEvent) -> None:
         """Be told of an event."""
+        self._tell_in_turn(event)
+
+    def _tell(self, event: TelemetryEvent, late: bool) -> None:
         if self._closed:
             if isinstance(event, PipelineExecuted):
                 self._leave(event)
                 self._finish_closing()
             return
-        if isinstance(event, PipelineExecuting):
+        if isinstance(event, PipelineExecuting) and not late and not otel.get_value(_SUPPRESSED):
+            # An exporter's own calls have no spans, which would have to be exported in turn.
             self._enter(event)
         try:
             self._meters.count(event)
@@ -290,13 +298,8 @@ class OpenTelemetryListener:
     # ---- gauges
 
     def _states(self) -> Mapping[_facts.Place, _facts.State]:
-        if not self._watched:
-            return self._circuits.states()
-        return {
-            place: state
-            for registry in self._watched
-            for place, state in _facts.states_in(registry).items()
-        }
+        watched = self._watched
+        return _facts.states_in(*watched) if watched else self._circuits.states()
 
 
 # ---- spans --------------------------------------------------------------------------------------
@@ -363,8 +366,8 @@ class _Execution:
 
     def enter(self) -> None:
         """Make the span current."""
-        token = _top.set(self)
-        self._tokens = token, otel.attach(trace.set_span_in_context(self.span))
+        attached = otel.attach(trace.set_span_in_context(self.span))
+        self._tokens = _top.set(self), attached
 
     def leave(self) -> None:
         """End the span, and make current what was before it and what has ended below it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import isnan
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 from .. import (
@@ -41,6 +41,7 @@ def instrument(
     *,
     pipelines: ResiliencePipelineRegistry | None = None,
     buckets: Sequence[float] = _facts.BUCKETS,
+    instances: bool = True,
 ) -> Callable[[], None]:
     """Have metrics of all pipelines of the process, built before or after, in a registry of Prometheus.
 
@@ -49,6 +50,8 @@ def instrument(
         pipelines: A registry of pipelines whose breakers and limiters are shown as gauges, see
             `PrometheusListener.watch`.
         buckets: Upper bounds of the histograms' buckets in seconds, rising.
+        instances: Whether each instance of a pipeline has series of its own. Say `False` where there
+            may be many, one per tenant say: they are added up then.
 
     Returns:
         A function that ends it and takes the metrics out of the registry; to call it again does
@@ -61,7 +64,7 @@ def instrument(
     Example:
         >>> uninstrument = instrument()
     """
-    listener = PrometheusListener(registry, buckets=buckets)
+    listener = PrometheusListener(registry, buckets=buckets, instances=instances)
     try:
         if pipelines is not None:
             listener.watch(pipelines)
@@ -87,6 +90,8 @@ class PrometheusListener:
     Args:
         registry: The client's registry; `None` for its default one.
         buckets: Upper bounds of the histograms' buckets in seconds, rising.
+        instances: Whether each instance of a pipeline has series of its own. Say `False` where there
+            may be many, one per tenant say: they are added up then.
 
     Raises:
         MisuseError: The registry has these metrics already, or is none of the client's.
@@ -103,6 +108,7 @@ class PrometheusListener:
         registry: CollectorRegistry | None = None,
         *,
         buckets: Sequence[float] = _facts.BUCKETS,
+        instances: bool = True,
     ) -> None:
         registry = REGISTRY if registry is None else registry
         if not isinstance(registry, CollectorRegistry):
@@ -135,7 +141,9 @@ class PrometheusListener:
         )
         self._circuits = _facts.Circuits()
         self._watched: list[ResiliencePipelineRegistry] = []
-        self._lock = Lock()
+        self._lock = RLock()  # see `_facts.InTurn`
+        self._tell_in_turn = _facts.InTurn(self._tell)
+        self._instances = instances
         self._closed = False
         self._registry = registry
         self._collector = _Collector(self)
@@ -172,10 +180,13 @@ class PrometheusListener:
 
     def __call__(self, event: TelemetryEvent) -> None:
         """Be told of an event."""
+        self._tell_in_turn(event)
+
+    def _tell(self, event: TelemetryEvent, late: bool) -> None:  # noqa: ARG002 - as good as any
         if self._closed:
             return
         self._circuits.note(event)
-        labels = _labels(event)
+        labels = _labels(event, self._instances)
         if not isinstance(event, PipelineExecuted | AttemptCompleted):
             self._events.labels(*labels).inc()
             return
@@ -195,13 +206,8 @@ class PrometheusListener:
 
     def _states(self) -> Mapping[_facts.Place, _facts.State]:
         watched = self._watched
-        if not watched:
-            return self._circuits.states()
-        return {
-            place: state
-            for registry in watched
-            for place, state in _facts.states_in(registry).items()
-        }
+        states = self._circuits.states() if not watched else _facts.states_in(*watched)
+        return states if self._instances else _facts.without_instances(states)
 
 
 _PLACE_LABELS = ("pipeline_name", "pipeline_instance", "strategy_name")
@@ -214,10 +220,11 @@ _EVENT_LABELS = (
 )
 
 
-def _labels(event: TelemetryEvent) -> tuple[str, ...]:
+def _labels(event: TelemetryEvent, instances: bool) -> tuple[str, ...]:
     """Give the values of `_EVENT_LABELS`; to Prometheus an empty one is one that is not there."""
     error = _facts.error_of(event)
-    names = event.pipeline_name, event.instance, event.strategy_name, event.operation_key
+    instance = event.instance if instances else None
+    names = event.pipeline_name, instance, event.strategy_name, event.operation_key
     return (
         event.name,
         _facts.severity_of(event),

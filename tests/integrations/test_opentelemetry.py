@@ -907,3 +907,96 @@ def test_a_listener_is_what_builders_take() -> None:
     listener: Callable[[Any], object] = OpenTelemetryListener()
     assert "0 calls" in repr(listener)
     assert "closed" not in repr(listener)
+
+
+# ---- one in the middle of another ---------------------------------------------------------------
+
+
+class Never:
+    """Waits, and nothing comes."""
+
+    def __await__(self) -> Generator[None]:
+        yield
+
+
+def abandon(pipeline: ResiliencePipeline[Any]) -> weakref.ref[Any]:
+    """Begin a call in a context of its own and leave it to the garbage collector, in a circle."""
+
+    async def hang() -> None:
+        await Never()
+
+    class Circle:
+        call: Any
+        circle: Any
+
+    circle = Circle()
+    circle.circle, circle.call = circle, pipeline.execute(hang)
+    copy_context().run(circle.call.send, None)
+    return weakref.ref(circle)
+
+
+def test_a_call_that_is_closed_in_the_middle_of_another_event(telemetry: Telemetry) -> None:
+    """The garbage collector may run while a lock is held, here and in the SDK: nothing waits for itself."""
+    listener = telemetry.listener()
+    pipeline = B("abandoned", listeners=[listener]).add_retry().build()
+    count = listener._meters.count
+    circle = abandon(pipeline)
+    collected: list[str] = []
+
+    def collect_and_count(event: Any) -> None:
+        if not collected and event.pipeline_name == "p":
+            with listener._lock:
+                gc.collect()
+            assert circle() is None
+            collected.append(event.name)
+        count(event)
+
+    listener._meters.count = collect_and_count  # type: ignore[method-assign]
+    B("p", listeners=[listener]).build().execute_sync(lambda: 1)
+    assert collected == ["PipelineExecuting"]
+    assert sorted(telemetry.names()) == ["attempt", "pipeline abandoned", "pipeline p"]
+    assert not listener._open
+
+
+def test_an_exporter_may_call_through_a_pipeline() -> None:
+    """Its calls are counted and have no spans, which it would have to export in turn."""
+    exported: list[str] = []
+    sending = B("sending").add_retry(delay=0).build()
+
+    class Exporter(InMemorySpanExporter):
+        def export(self, spans: Any) -> Any:
+            sending.execute_sync(flaky(ConnectionError, 1))
+            exported.extend(span.name for span in spans)
+            return super().export(spans)
+
+    telemetry = Telemetry()
+    tracer_provider = TracerProvider()
+    tracer_provider.add_span_processor(SimpleSpanProcessor(Exporter()))
+    uninstrument = instrument(
+        tracer_provider=tracer_provider, meter_provider=telemetry.meter_provider
+    )
+    try:
+        B("p").add_retry().build().execute_sync(lambda: 1)
+    finally:
+        uninstrument()
+    assert exported == ["attempt", "pipeline p"]
+    counted = {
+        attributes(point)["resilience.pipeline.name"]: point.count
+        for point in telemetry.points("resilience.pipeline.duration")
+    }
+    assert counted == {"p": 1, "sending": 2}
+
+
+@pytest.mark.anyio
+async def test_where_instrumentation_is_suppressed_there_are_no_spans(telemetry: Telemetry) -> None:
+    """As exporters ask for, in their own threads."""
+    pipeline = B("p", listeners=[telemetry.listener()]).add_retry(delay=0).build()
+    key = otel_context._SUPPRESS_INSTRUMENTATION_KEY
+    token = otel_context.attach(otel_context.set_value(key, True))
+    try:
+        await pipeline.execute(flaky(ConnectionError, 1))
+    finally:
+        otel_context.detach(token)
+    assert telemetry.spans == ()
+    await pipeline.execute(flaky(1))
+    assert telemetry.names() == ["attempt", "pipeline p"]

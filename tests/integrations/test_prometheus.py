@@ -335,3 +335,43 @@ def test_threads_at_once(scraped: CollectorRegistry) -> None:
         ("p",): 0
     }
     uninstrument()
+
+
+@pytest.mark.anyio
+async def test_instances_can_be_added_up(scraped: CollectorRegistry) -> None:
+    """Where there are many, one per tenant say: in counts as in gauges."""
+    pipelines = ResiliencePipelineRegistry()
+    pipelines.add(
+        "p",
+        lambda builder: builder.add_concurrency_limiter(2).add_circuit_breaker(
+            consecutive_failures=1
+        ),
+    )
+    uninstrument = instrument(scraped, pipelines=pipelines, instances=False)
+    for number in range(5):
+        await pipelines.get("p", str(number)).settle(flaky(ConnectionError if number else 1))
+    place = "pipeline_name", "pipeline_instance"
+    assert by(scraped, f"{PIPELINES}_count", *place) == {("p", ""): 5}
+    assert by(scraped, "resilience_concurrency_limiter_permits_limit", *place) == {("p", ""): 10}
+    assert by(scraped, CIRCUITS, *place, "state") == {
+        ("p", "", "closed"): 1,
+        ("p", "", "open"): 4,
+        ("p", "", "half_open"): 0,
+        ("p", "", "isolated"): 0,
+    }
+    uninstrument()
+
+
+def test_instances_without_a_registry_are_added_up_too(scraped: CollectorRegistry) -> None:
+    """From their transitions."""
+    listener = PrometheusListener(scraped, instances=False)
+    controls = [CircuitBreakerControl() for _ in range(3)]
+    pipelines = [
+        B("p", instance=str(number), listeners=[listener])
+        .add_circuit_breaker(control=control)
+        .build()
+        for number, control in enumerate(controls)
+    ]
+    for control in controls:
+        control.isolate()
+    assert by(scraped, CIRCUITS, "pipeline_instance", "state")["", "isolated"] == len(pipelines)
