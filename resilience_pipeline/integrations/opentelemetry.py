@@ -7,8 +7,8 @@ Interleavings that were thought through:
 
 1. Two listeners, for two providers, hear of one call. Both get their events in the same order, so the
    one that has made its span current first ends it first, while the other's is still on top. A
-   span that has ended stays current until all those on top of it have ended too (`_Execution.leave`).
-   Neither may become the other's parent, see `_Execution.parent_for`.
+   span that has ended stays current until all those on top of it have ended too (`_otel_spans.Execution.leave`).
+   Neither may become the other's parent, see `_otel_spans.Execution.parent_for`.
 2. A call ends in another context than it began in, because the garbage collector closes it, say. Then
    the span ends, and nothing is made current in a context that is not the call's.
 3. The listener is closed while calls run. It hears of their ends, and of nothing else.
@@ -19,12 +19,10 @@ Interleavings that were thought through:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextvars import ContextVar, Token
+from collections.abc import Callable, Mapping
 from threading import Lock, RLock
 from time import time_ns
 from typing import Final
-from weakref import WeakKeyDictionary, WeakSet
 
 from .. import (
     AttemptCompleted,
@@ -46,6 +44,10 @@ except ModuleNotFoundError as _error:
         "pip install 'resilience-pipeline[opentelemetry]'"
     )
     raise ImportError(_msg, name=_error.name) from _error
+
+from . import _otel_attributes as _attributes
+from . import _otel_metrics as _metrics
+from . import _otel_spans as _spans
 
 __all__ = ["OpenTelemetryListener", "instrument"]
 
@@ -137,15 +139,15 @@ class OpenTelemetryListener:
         self._tracer = trace.get_tracer(_SCOPE, version, tracer_provider)
         provider = metrics.get_meter_provider() if meter_provider is None else meter_provider
         meter = provider.get_meter(_SCOPE, version)
-        self._meters = _Meters(meter)
+        self._meters = _metrics.Meters(meter)
         self._circuits = _facts.Circuits()
         self._watched: list[ResiliencePipelineRegistry] = []
         self._lock = RLock()  # see `_facts.InTurn`
         self._tell_in_turn = _facts.InTurn(self._tell)
-        self._open: dict[ResilienceContext, list[_Execution]] = {}
+        self._open: dict[ResilienceContext, list[_spans.Execution]] = {}
         self._closed = False
         self._when_closed: Callable[[], None] | None = None
-        self._gauges = _gauges_of(provider)
+        self._gauges = _metrics.gauges_of(provider)
         self._gauges.observe_for(self, meter)
 
     def watch(self, pipelines: ResiliencePipelineRegistry) -> None:
@@ -202,13 +204,13 @@ class OpenTelemetryListener:
 
     def _enter(self, event: PipelineExecuting) -> None:
         name = event.pipeline_name
-        around = _top.get()
+        around = _spans.top_of_all.get()
         span = self._tracer.start_span(
             "pipeline" if name is None else f"pipeline {name}",
             context=None if around is None else around.parent_for(self),
-            attributes=_named(event),
+            attributes=_attributes.named(event),
         )
-        execution = _Execution(self, event, span)
+        execution = _spans.Execution(self, event, span)
         with self._lock:
             if self._closed:  # meanwhile: its end might not be told any more
                 return
@@ -223,11 +225,11 @@ class OpenTelemetryListener:
         try:
             span = execution.span
             if span.is_recording():
-                _describe_end(span, event)
+                _spans.describe_end(span, event)
         finally:
             execution.leave()
 
-    def _taken(self, event: PipelineExecuted) -> _Execution | None:
+    def _taken(self, event: PipelineExecuted) -> _spans.Execution | None:
         """Find the execution that ends and keep it no longer; the innermost of several of one context."""
         context = event.context
         with self._lock:
@@ -247,13 +249,13 @@ class OpenTelemetryListener:
         if is_done and self._when_closed is not None:
             self._when_closed()
 
-    def _around(self, event: TelemetryEvent) -> _Execution | None:
+    def _around(self, event: TelemetryEvent) -> _spans.Execution | None:
         """Find the execution that an event belongs to.
 
         It may have ended: a stream that goes on after its first chunk does so in the context of its
         first pull, and a thread that lost a race in that of its attempt.
         """
-        execution = _top.get()
+        execution = _spans.top_of_all.get()
         while execution is not None:
             if execution.listener is self and execution.is_of(event):
                 return execution
@@ -276,7 +278,7 @@ class OpenTelemetryListener:
             # Not before its parent, by whatever clock the pipeline goes.
             start_time=max(execution.began, now - ran),
             attributes={
-                **_named(event),
+                **_attributes.named(event),
                 "resilience.attempt.number": event.attempt,
                 "resilience.attempt.handled": event.handled,
                 "resilience.event.severity": _facts.severity_of(event),
@@ -284,7 +286,7 @@ class OpenTelemetryListener:
         )
         try:
             if span.is_recording():
-                _describe_end(span, event, now)
+                _spans.describe_end(span, event, now)
                 if event.handled and _facts.error_of(event) is None:
                     span.set_status(trace.StatusCode.ERROR, "the result is handled as a failure")
         finally:
@@ -293,7 +295,9 @@ class OpenTelemetryListener:
     def _tell_of_event(self, event: TelemetryEvent) -> None:
         execution = self._around(event)
         if execution is not None and execution.span.is_recording():
-            execution.span.add_event(event.name, {**_labels(event), **_figures(event)})
+            execution.span.add_event(
+                event.name, {**_attributes.labels_of(event), **_attributes.figures_of(event)}
+            )
 
     # ---- gauges
 
@@ -302,296 +306,10 @@ class OpenTelemetryListener:
         return _facts.states_in(*watched) if watched else self._circuits.states()
 
 
-# ---- spans --------------------------------------------------------------------------------------
-
-
-class _Execution:
-    """A call that is inside of a pipeline: its span, and what was current before it.
-
-    Attributes:
-        listener: Whose it is.
-        span: Its span.
-        began: When that began, in nanoseconds.
-        around: The execution that this one came on top of, of whatever listener.
-        has_ended: Whether its span has.
-    """
-
-    __slots__ = (
-        "_before",
-        "_context",
-        "_names",
-        "_tokens",
-        "around",
-        "began",
-        "has_ended",
-        "listener",
-        "span",
-    )
-
-    def __init__(
-        self, listener: OpenTelemetryListener, event: PipelineExecuting, span: trace.Span
-    ) -> None:
-        self.listener = listener
-        self.span = span
-        self.began = time_ns()
-        self.around = _top.get()
-        self.has_ended = False
-        self._context = event.context
-        self._names = event.pipeline_name, event.instance
-        self._before = otel.get_current()
-        self._tokens: tuple[Token[_Execution | None], Token[otel.Context]] | None = None
-
-    def is_of(self, event: TelemetryEvent) -> bool:
-        """Whether an event tells of this execution, or of an attempt of it, which may have a context of its own."""
-        if self._names != (event.pipeline_name, event.instance) or event.context is None:
-            return False
-        context = self._context
-        return event.context is context or event.context.execution is context.execution
-
-    def parent_for(self, listener: OpenTelemetryListener) -> otel.Context | None:
-        """Give the parent of a span that comes on top of this one; `None` for what is current.
-
-        Between two executions there is nothing, or spans of the user's. Those of the user's are
-        parents as anywhere else. Where there is nothing, spans of other listeners are left out.
-        """
-        if trace.get_current_span() is not self.span:
-            return None
-        execution = self
-        while execution.listener is not listener:
-            around = execution.around
-            if around is None or trace.get_current_span(execution._before) is not around.span:
-                return execution._before
-            execution = around
-        return trace.set_span_in_context(execution.span)
-
-    def enter(self) -> None:
-        """Make the span current."""
-        attached = otel.attach(trace.set_span_in_context(self.span))
-        self._tokens = _top.set(self), attached
-
-    def leave(self) -> None:
-        """End the span, and make current what was before it and what has ended below it."""
-        self.has_ended = True
-        try:
-            self.span.end()
-        finally:
-            top = _top.get()
-            while top is not None and top.has_ended and top._detach():
-                top = top.around
-
-    def _detach(self) -> bool:
-        """Take back what `enter` did; whether that can be done here."""
-        tokens = self._tokens
-        if tokens is None:
-            return False
-        top, attached = tokens
-        try:
-            _top.reset(top)
-        except (ValueError, RuntimeError):
-            return False  # a copy of the call's context, and not that itself; or done already
-        self._tokens = None
-        otel.detach(attached)
-        return True
-
-
-#: The execution that this code runs in, of whatever listener.
-_top: ContextVar[_Execution | None] = ContextVar("resilience_pipeline.otel", default=None)
-
-
-def _describe_end(
-    span: trace.Span, event: PipelineExecuted | AttemptCompleted, at: int | None = None
-) -> None:
-    """Say of a span how it has ended; a cancellation is no error, and no success either."""
-    span.set_attribute("resilience.outcome", _facts.came_to(event))
-    error = _facts.error_of(event)
-    if error is None:
-        return
-    try:
-        kind = _facts.type_of(error)
-        span.set_attribute("exception.type", kind)
-        span.set_status(trace.StatusCode.ERROR, kind)
-        span.record_exception(error, timestamp=at)
-    finally:
-        del error  # its traceback leads to the frames of the call
-
-
-# ---- attributes ---------------------------------------------------------------------------------
-
-
-def _named(event: TelemetryEvent) -> dict[str, str | int | float | bool]:
-    """Say where something happened."""
-    names = (
-        ("resilience.pipeline.name", event.pipeline_name),
-        ("resilience.pipeline.instance", event.instance),
-        ("resilience.strategy.name", event.strategy_name),
-        ("resilience.operation.key", event.operation_key),
-    )
-    return {label: str(name) for label, name in names if name is not None}
-
-
-def _labels(event: TelemetryEvent) -> dict[str, str | int | float | bool]:
-    """Say where something happened and what, as Polly does in its tags."""
-    labels = _named(event)
-    labels["resilience.event.name"] = event.name
-    labels["resilience.event.severity"] = _facts.severity_of(event)
-    error = _facts.error_of(event)
-    if error is not None:
-        labels["exception.type"] = _facts.type_of(error)
-    return labels
-
-
-_APART = frozenset(TelemetryEvent._fields)
-#: Whole numbers have 64 bits on their way; what is infinite, or no number, says nothing.
-_TOO_LARGE = 2**63
-
-
-def _figures(event: TelemetryEvent) -> dict[str, int | float | bool]:
-    """Give an event's own numbers; what else it has may be secret."""
-    return {
-        f"resilience.{'attempt.number' if name == 'attempt' else name}": value
-        for name, value in vars(event).items()
-        if name not in _APART and isinstance(value, int | float) and abs(value) < _TOO_LARGE
-    }
-
-
-# ---- metrics ------------------------------------------------------------------------------------
-
-
-class _Meters:
-    """The three instruments of Polly's, in seconds, as units of OpenTelemetry are."""
-
-    def __init__(self, meter: metrics.Meter) -> None:
-        self._events = meter.create_counter(
-            "resilience.strategy.events",
-            unit="{event}",
-            description="What happened in pipelines and their strategies.",
-        )
-        self._attempts = meter.create_histogram(
-            "resilience.strategy.attempt.duration",
-            unit="s",
-            description="How long the attempts of retries and hedging took.",
-            explicit_bucket_boundaries_advisory=_facts.BUCKETS,
-        )
-        self._pipelines = meter.create_histogram(
-            "resilience.pipeline.duration",
-            unit="s",
-            description="How long executions of pipelines took; of streams, until their first chunk.",
-            explicit_bucket_boundaries_advisory=_facts.BUCKETS,
-        )
-
-    def count(self, event: TelemetryEvent) -> None:
-        labels = _labels(event)
-        if not isinstance(event, PipelineExecuted | AttemptCompleted):
-            self._events.add(1, labels)
-            return
-        seconds = _facts.seconds_of(event)
-        if seconds is None:
-            return
-        labels["resilience.outcome"] = _facts.came_to(event)
-        if isinstance(event, AttemptCompleted):
-            labels["resilience.attempt.number"] = _facts.attempt_of(event)
-            labels["resilience.attempt.handled"] = event.handled
-            self._attempts.record(seconds, labels)
-        else:
-            self._pipelines.record(seconds, labels)
-
-
-#: Name, unit and description of each gauge, by what it is called in the figures of a strategy.
-_GAUGES = (
-    (
-        "limit",
-        "resilience.concurrency_limiter.permits.limit",
-        "{permit}",
-        "Calls that may be inside.",
-    ),
-    ("used", "resilience.concurrency_limiter.permits.used", "{permit}", "Calls that are inside."),
-    ("queued", "resilience.limiter.queued", "{call}", "Calls that wait for a limiter's permit."),
-    (
-        "available",
-        "resilience.rate_limiter.permits.available",
-        "{permit}",
-        "Permits to be had now.",
-    ),
-)
-
-
-class _Gauges:
-    """The gauges of one provider, for all its listeners: an instrument asks the first callback it was given alone."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._listeners: WeakSet[OpenTelemetryListener] = WeakSet()
-
-    def observe_for(self, listener: OpenTelemetryListener, meter: metrics.Meter) -> None:
-        """Have a listener's states observed from now on."""
-        with self._lock:
-            self._listeners.add(listener)
-        meter.create_observable_gauge(
-            "resilience.circuit_breaker.state",
-            [self._observe_circuits],
-            unit="{circuit}",
-            description="How many circuits are in a state: 1 or 0, but for state per key.",
-        )
-        for figure, name, unit, description in _GAUGES:
-            meter.create_observable_gauge(
-                name, [self._observing(figure)], unit=unit, description=description
-            )
-
-    def forget(self, listener: OpenTelemetryListener) -> None:
-        with self._lock:
-            self._listeners.discard(listener)
-
-    def _states(self) -> dict[_facts.Place, _facts.State]:
-        with self._lock:
-            listeners = list(self._listeners)
-        return {
-            place: state for listener in listeners for place, state in listener._states().items()
-        }
-
-    def _observe_circuits(self, _: metrics.CallbackOptions) -> Iterable[metrics.Observation]:
-        for place, state in self._states().items():
-            if not state.circuits:
-                continue
-            for name in _facts.STATES:
-                labels = _place(place) | {"resilience.circuit_breaker.state": name}
-                yield metrics.Observation(state.circuits.get(name, 0), labels)
-
-    def _observing(
-        self, figure: str
-    ) -> Callable[[metrics.CallbackOptions], Iterable[metrics.Observation]]:
-        def observe(_: metrics.CallbackOptions) -> Iterable[metrics.Observation]:
-            for place, state in self._states().items():
-                if figure in state.figures:
-                    yield metrics.Observation(state.figures[figure], _place(place))
-
-        return observe
-
-
-def _place(place: _facts.Place) -> dict[str, str]:
-    names = (
-        ("resilience.pipeline.name", place.pipeline),
-        ("resilience.pipeline.instance", place.instance),
-        ("resilience.strategy.name", place.strategy),
-    )
-    return {label: name for label, name in names if name is not None}
-
-
 # ---- providers ----------------------------------------------------------------------------------
 
 _lock = Lock()
 _instrumented: list[tuple[trace.TracerProvider | None, metrics.MeterProvider | None]] = []
-#: The global provider is a stand-in until it has been set, and the same gauges serve both.
-_of_global_provider = _Gauges()
-_of_providers: WeakKeyDictionary[metrics.MeterProvider, _Gauges] = WeakKeyDictionary()
-
-
-def _gauges_of(provider: metrics.MeterProvider) -> _Gauges:
-    with _lock:
-        known = _of_providers.get(provider)
-        if known is None:
-            is_global = provider is metrics.get_meter_provider()
-            known = _of_providers[provider] = _of_global_provider if is_global else _Gauges()
-        return known
 
 
 def _forget(

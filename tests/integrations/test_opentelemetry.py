@@ -34,6 +34,7 @@ from resilience_pipeline import (
     handle_result,
 )
 from resilience_pipeline._switches import switches
+from resilience_pipeline.integrations._otel_spans import Execution
 from resilience_pipeline.integrations.opentelemetry import OpenTelemetryListener, instrument
 from resilience_pipeline.telemetry import StrategyEvent
 from resilience_pipeline.testing import VirtualClock, Wait, disabled, flaky
@@ -907,6 +908,36 @@ def test_a_listener_is_what_builders_take() -> None:
     listener: Callable[[Any], object] = OpenTelemetryListener()
     assert "0 calls" in repr(listener)
     assert "closed" not in repr(listener)
+
+
+@pytest.mark.asyncio
+async def test_tasks_that_beget_tasks_keep_no_chain_of_executions(telemetry: Telemetry) -> None:
+    """Each has a copy of the context of the one before, which has ended, and of none before that."""
+    pipeline = B("p", listeners=[telemetry.listener()]).build()
+    before = otel_context.get_current()
+    done = asyncio.Event()
+    kept: list[int] = []
+    tasks: list[asyncio.Task[None]] = []
+
+    async def generation(number: int) -> None:
+        async def beget() -> None:
+            if number:
+                tasks.append(asyncio.create_task(generation(number - 1)))
+
+        await pipeline.execute(beget)
+        if not number:
+            tasks.clear()
+            gc.collect()
+            kept.append(sum(isinstance(each, Execution) for each in gc.get_objects()))
+            done.set()
+
+    await generation(30)
+    await done.wait()
+    assert kept[0] <= 2
+    assert otel_context.get_current() is before
+    # Each is a child of the one that it was begotten in.
+    ids = [id_of(span) for span in telemetry.spans]
+    assert [parent_of(span) for span in telemetry.spans] == [None, *ids[:-1]]
 
 
 # ---- one in the middle of another ---------------------------------------------------------------
