@@ -106,6 +106,49 @@ def test_afterwards():
     assert not _instant.watching
 """
 
+EVENTS = """
+import threading
+
+import pytest
+from resilience_pipeline import ResiliencePipelineBuilder
+from resilience_pipeline import _switches
+from resilience_pipeline.testing import flaky
+
+pipeline = ResiliencePipelineBuilder("shop").add_retry(delay=0).build()
+NAMES = ["PipelineExecuting", "ExecutionAttempt", "OnRetry", "ExecutionAttempt", "PipelineExecuted"]
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request):
+    return request.param
+
+
+@pytest.mark.anyio
+async def test_in_a_loop(resilience_events):
+    assert resilience_events == []  # a list of its own for each test
+    assert await pipeline.execute(flaky(ConnectionError, "page")) == "page"
+    assert [event.name for event in resilience_events] == NAMES
+    assert {event.pipeline_name for event in resilience_events} == {"shop"}
+
+
+def test_in_a_thread(resilience_events):
+    call = threading.Thread(target=pipeline.execute_sync, args=(flaky(ConnectionError, "page"),))
+    call.start()
+    call.join()
+    assert [event.name for event in resilience_events] == NAMES
+
+
+@pytest.mark.anyio
+async def test_with_the_other_fixtures(resilience_events, resilience_instant, virtual_clock):
+    slow = ResiliencePipelineBuilder(clock=virtual_clock).add_retry(delay="1h").build()
+    assert await slow.execute(flaky(ConnectionError, "page")) == "page"
+    assert resilience_events[2].delay == 3600
+
+
+def test_afterwards():
+    assert not _switches.switches.on
+"""
+
 WITHOUT = """
 import sys
 
@@ -127,6 +170,11 @@ def test_resilience_instant(tmp_path: Path) -> None:
     assert passed(run_pytest(tmp_path, INSTANT, "-p", "no:randomly"), 4)
 
 
+def test_resilience_events(tmp_path: Path) -> None:
+    """All events of the test, in all threads, and no longer."""
+    assert passed(run_pytest(tmp_path, EVENTS, "-p", "no:randomly"), 6)
+
+
 def test_the_library_is_not_imported_until_a_fixture_is_used(tmp_path: Path) -> None:
     """Whoever measures coverage, or has to import something before everything else, is not disturbed."""
     assert passed(run_pytest(tmp_path, WITHOUT), 1)
@@ -134,7 +182,12 @@ def test_the_library_is_not_imported_until_a_fixture_is_used(tmp_path: Path) -> 
 
 def test_fixtures_are_documented(tmp_path: Path) -> None:
     run = run_pytest(tmp_path, "", "--fixtures")
-    for name, words in (("virtual_clock", "autojump=True"), ("resilience_instant", "no time")):
+    fixtures = {
+        "virtual_clock": "autojump=True",
+        "resilience_events": "events of all pipelines",
+        "resilience_instant": "no time",
+    }
+    for name, words in fixtures.items():
         described = run.stdout.partition(f"{name} -- ")[2].splitlines()
         assert words in described[1]
 
