@@ -103,7 +103,7 @@ class Recordings:
         path = self.path_of(key)
         try:
             text = path.read_text("utf-8")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, UnicodeError) as error:
             raise broken(path, f"it can't be read: {error}") from error
