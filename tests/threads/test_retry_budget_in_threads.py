@@ -263,5 +263,5 @@ def test_a_loser_in_a_queue_is_given_back_when_its_thread_has_ended() -> None:
     )
     assert pipeline.execute_sync(fn) == "first"
     account = budget._account
-    until(lambda: account.window is not None and account.window._extras == 0)
+    until(lambda: account.counted is not None and account.counted._extras == 0)
     assert left(budget) == 1
