@@ -263,7 +263,9 @@ class BreakerState:
             return None
         if self.state == HALF_OPEN:
             # Noticed late it still counts, unless its place had lapsed before it was slow.
-            too_slow = any(probe.slow_at < min(now, probe.lapses_at) for probe in self._probes)
+            too_slow = any(
+                probe.slow_at < min(now, probe.lapses_at) for probe in list(self._probes)
+            )
         else:
             fresh = slow.pass_over(now)
             if isinstance(ended, RunningCall) and ended.epoch == self.epoch:
@@ -295,8 +297,10 @@ class BreakerState:
             return None
         if self.state == OPEN and self.blocked_until is not None:
             return until(self.blocked_until, now)
-        if self.state == HALF_OPEN and self._probes and not self._has_place(now):
-            return until(next(iter(self._probes)).lapses_at, now)
+        if self.state == HALF_OPEN:
+            lapses = [probe.lapses_at for probe in list(self._probes) if now < probe.lapses_at]
+            if lapses and self._good_probes + len(lapses) >= self._half_open_probes:
+                return until(lapses[0], now)
         return 0.0
 
     def release(self, ticket: Ticket) -> None:

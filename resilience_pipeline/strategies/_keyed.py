@@ -102,7 +102,13 @@ class KeyTable(OrderedDict[Hashable, E]):
         surplus = len(self) - self.max_keys
         gone: list[Hashable] = []
         looked_at = 0
-        for key, entry in self.items():
+        # The collector may close a call in between, which then leaves: the next addition looks on.
+        entries = iter(self.items())
+        while True:
+            try:
+                key, entry = next(entries)
+            except (StopIteration, RuntimeError):
+                break
             young = not entry.inside and now - entry.used_at < self._key_idle
             if young and len(gone) >= surplus:
                 break  # those after it were used later

@@ -83,10 +83,11 @@ class SlowCalls:
         """Count the running calls that have passed the limit by now; whether there were any."""
         passed = False
         while self._running:
-            call = next(iter(self._running))
-            if now <= call.slow_at:
+            call = next(iter(self._running), None)
+            if call is None or now <= call.slow_at:
                 break
-            del self._running[call]
+            if self._running.pop(call, call) is call:
+                continue  # the collector has closed it in between
             self._count(call.slow_at, slow=True)
             passed = True
         return passed

@@ -17,6 +17,7 @@ from resilience_pipeline.strategies._breaker_state import (
     Refusal,
     Ticket,
 )
+from resilience_pipeline.strategies._slow_calls import SlowCalls
 
 
 def make(**options: Any) -> BreakerState:
@@ -329,6 +330,22 @@ def test_a_lapsed_probe_decides_nothing_though_nobody_has_taken_its_place(
     state.release(lapsed)
     assert state.state == "half_open"
     assert state.record_success(admitted(state, now), now) is True
+
+
+def test_looking_forgets_no_slow_probe() -> None:
+    """`health` after its place has lapsed: the next call still finds that it was slow before."""
+    slow = SlowCalls(duration=1.0, ratio=1.0, minimum_throughput=2, sampling_duration=30.0)
+    state, _ = probing(slow=slow)
+    assert state.health(11.0)["retry_after"] == 0
+    assert state.pass_slow(11.0) is not None
+
+
+def test_a_probe_that_was_not_slow_before_its_place_lapsed_is_not_slow() -> None:
+    """What it comes to later decides nothing, how long it took neither."""
+    slow = SlowCalls(duration=8.0, ratio=1.0, minimum_throughput=2, sampling_duration=30.0)
+    state, _ = probing(slow=slow)
+    assert state.pass_slow(20.0) is None
+    assert isinstance(state.admit(20.0), Probe)
 
 
 def test_a_probe_may_decide_after_a_break_of_no_length() -> None:
