@@ -290,6 +290,17 @@ class BoundCache:
                 evictions=self._store.evictions,
             )
 
+    def health(self) -> dict[str, Any]:
+        counts = self.statistics()
+        # What is stored may be lost at any time, but who comes has to find what is in flight.
+        return {
+            "size": counts.size,
+            "in_flight": counts.in_flight,
+            "hits": counts.hits,
+            "misses": counts.misses,
+            "idle": not counts.in_flight,
+        }
+
 
 def _kind_of(context: ResilienceContext) -> Kind:
     if context._stream is None:
