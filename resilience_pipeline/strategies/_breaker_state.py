@@ -310,6 +310,13 @@ class BreakerState:
         elif isinstance(ticket, RunningCall) and self._slow is not None:
             self._slow.forget(ticket)
 
+    def interrupt(self, ticket: Ticket, now: float) -> None:
+        """Do the same for a call that was cancelled; one that was slow before is evidence by then."""
+        if isinstance(ticket, RunningCall) and self._slow is not None and self.state != HALF_OPEN:
+            self._slow.interrupt(ticket, now)
+        else:
+            self.release(ticket)
+
     def is_idle(self, now: float) -> bool:
         """Whether a fresh circuit would do the same from now on."""
         return (
