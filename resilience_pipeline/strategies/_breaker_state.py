@@ -1,7 +1,7 @@
 """The states of a circuit breaker: closed, open, half-open, isolated.
 
-Pure: no lock, no hook, no clock; `now` is an argument and the user of this class holds a lock
-    around each call.
+Pure: no lock, no hook, no clock; `now` is an argument and the user of this class holds a lock around
+each call.
 
 Rules:
 1. Every admission is a ticket. A closed circuit gives out its *epoch*, a number that changes with
