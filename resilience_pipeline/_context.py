@@ -135,6 +135,16 @@ class ExecutionMark:
         asked = object()
         return counters.setdefault(counter, asked) is asked
 
+    def note(self, counter: object, value: object) -> object:
+        """Keep a value of a counter's, unless it has one already; give the one that it has."""
+        counters: dict[object, object] = vars(self).setdefault("counters", {})
+        return counters.setdefault(counter, value)
+
+    def noted(self, counter: object) -> object:
+        """Give what was kept for a counter, or `None`."""
+        counters: dict[object, object] = vars(self).get("counters", {})
+        return counters.get(counter)
+
 
 class ResilienceContext:
     """State of one execution, visible in callbacks, hooks and predicates.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from resilience_pipeline import (
     CircuitBreakerControl,
+    ResilienceLock,
     ResiliencePipelineBuilder,
     ResiliencePipelineRegistry,
     SlidingWindow,
@@ -178,6 +180,60 @@ async def test_a_window_says_what_is_left() -> None:
     assert (one(registry)["available"], one(registry)["retry_after"]) == (0, 6)
     await clock.advance(6)
     assert one(registry)["available"] == 1
+
+
+@pytest.mark.anyio
+async def test_a_lock_says_who_has_it() -> None:
+    """A lock of its own that is held keeps the instance; one that is shared outlives it anyway."""
+    for shared in (None, ResilienceLock()):
+        registry = registry_of(lambda builder, lock=shared: builder.add_lock(lock))
+        handle = registry.get("a")
+        assert (one(registry)["held"], one(registry)["queued"], one(registry)["idle"]) == (
+            0,
+            0,
+            True,
+        )
+        async with running(handle.execute, hang), running(handle.execute, ok):
+            report = one(registry)
+            assert (report["held"], report["queued"]) == (1, 1)
+            assert report["idle"] is (shared is not None)
+        assert one(registry)["idle"]
+
+
+@pytest.mark.anyio
+async def test_a_cache_says_what_it_has() -> None:
+    """A call in flight keeps the instance, what is stored doesn't."""
+    registry = registry_of(lambda builder: builder.add_cache())
+    handle = registry.get("a")
+    for _ in range(2):
+        await handle.execute(ok)
+    report = one(registry)
+    assert (report["size"], report["hits"], report["misses"]) == (1, 1, 1)
+    assert (report["in_flight"], report["idle"]) == (0, True)
+    async with running(handle.execute, hang):
+        assert (one(registry)["in_flight"], one(registry)["idle"]) == (1, False)
+    assert one(registry)["idle"]
+
+
+@pytest.mark.anyio
+async def test_what_records_afresh_is_not_let_go(tmp_path: Path) -> None:
+    """Another one would remove what this one has recorded."""
+    for mode, idle in (("record", False), ("incremental", True)):
+        registry = registry_of(
+            lambda builder, mode=mode: builder.add_record_replay(tmp_path / mode, mode=mode)
+        )
+        handle = registry.get("a")
+        assert one(registry) == {
+            "strategy": "RecordReplay",
+            "type": "RecordReplay",
+            "pipeline": "a",
+            "mode": mode,
+            "recording": 0,
+            "idle": True,
+        }
+        async with running(handle.execute, hang):
+            assert (one(registry)["recording"], one(registry)["idle"]) == (1, False)
+        assert one(registry)["idle"] is idle
 
 
 class Foreign:

@@ -325,7 +325,8 @@ class BoundCircuitBreaker:
         except Exception as caught:  # noqa: BLE001 - judged, then raised again
             error = caught
         except BaseException:
-            self._release(ticket)
+            with self._lock:
+                self._state.interrupt(ticket, self._now())
             raise
         else:
             return await self._judged(context, ticket, None, result)

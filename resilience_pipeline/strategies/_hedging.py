@@ -182,7 +182,7 @@ class _BoundHedging:
             self._latencies = options.delay_generator.start()
         self._purse: Purse | None = None
         if options.budget is not None:
-            self._purse = options.budget._purse(site.now)
+            self._purse = options.budget._purse(site)
 
     async def handle(self, context: ResilienceContext) -> Any:
         run = _Run(self._options, self._site, self._latencies, context, self._next)

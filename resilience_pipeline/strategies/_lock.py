@@ -120,6 +120,12 @@ class ResilienceLock:
 
     # ---- for the strategy
 
+    def _counts(self) -> tuple[int, int]:
+        """How many are held, of one or more keys, and how many calls wait."""
+        with self._guard:
+            places = list(self._places.values())
+        return len(places), sum(len(place.queue or ()) for place in places)
+
     def _enter(self, key: Hashable, chain: tuple[_Hold, ...]) -> _Hold | None:
         """Own the lock if it is free, or share in an ownership of the chain's, or neither."""
         with self._guard:
@@ -240,6 +246,12 @@ class _BoundLock:
         self._lock = ResilienceLock() if options.lock is None else options.lock
         self._next = next
         self._site = site
+
+    def health(self) -> dict[str, Any]:
+        held, queued = self._lock._counts()
+        # One that is shared outlives the pipeline.
+        idle = not held or self._options.lock is not None
+        return {"held": held, "queued": queued, "idle": idle}
 
     async def handle(self, context: ResilienceContext) -> Any:
         key = _WHOLE if self._key is None else await self._ask_key(self._key, context)

@@ -141,6 +141,12 @@ class _BoundRecordReplay:
         self._recorder = Recorder(options, site)
         self._flights: SingleFlight[_Brought] = SingleFlight()
 
+    def health(self) -> dict[str, Any]:
+        recording = len(self._flights)
+        # Another one would start afresh, and remove what this one has recorded.
+        idle = not recording and not (self._mode == "record" and self._recorder.has_started)
+        return {"mode": self._mode, "recording": recording, "idle": idle}
+
     async def handle(self, context: ResilienceContext) -> Any:
         recorder = self._recorder
         key = await recorder.key_of(context, RecordReplayKeyEvent)

@@ -140,7 +140,7 @@ class BoundRetry:
         self._timed = (
             options.on_retry is not None or options.max_elapsed is not None or bool(site.listeners)
         )
-        self._purse = None if options.budget is None else options.budget._purse(site.now)
+        self._purse = None if options.budget is None else options.budget._purse(site)
         # Nobody to be asked or told: what most calls of most pipelines find.
         self._plain = not (
             self._timed or options.delay_generator or options.should_handle.sees_results
