@@ -46,9 +46,10 @@ EVERY_PAIR = pytest.mark.parametrize("pair", [*OTHERS, *OF_HEDGING], ids="-".joi
 NEARLY_EVERY_PAIR = pytest.mark.parametrize(
     "pair", [*OTHERS, ("Hedging", "Hedging"), ("Hedging", "ConcurrencyLimiter")], ids="-".join
 )
-#: Modules whose awaits are cut at in tests of their own: `strategies/test_record_replay_every_await`, and `test_chaos`
-#: for chaos, which holds nothing.
+#: Modules whose awaits are cut at in tests of their own: `strategies/test_record_replay_every_await`,
+#: `test_cache_cancellation` for the cache, and `test_chaos` for chaos, which holds nothing.
 ELSEWHERE = {"_chaos", "_record_replay", "_recorder", "_single_flight"}
+ELSEWHERE |= {"_bound_cache", "_flight", "_shared_stream", "_shared_work"}
 MODES: tuple[Mode, ...] = ("execute", "settle", "execute_stream")
 
 
