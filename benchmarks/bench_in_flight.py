@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -67,6 +68,13 @@ def _queue() -> Mapping[str, _Guest]:
 def _window() -> Mapping[str, _Guest]:
     window = SlidingWindow(1_000_000_000, "1s")
     return {OURS: _through(ResiliencePipelineBuilder().add_rate_limiter(window).build())}
+
+
+def _keys() -> Mapping[str, _Guest]:
+    """Make a limiter for each call: as many keys as calls are in use, and all of them come and go."""
+    numbers = itertools.count()
+    builder = ResiliencePipelineBuilder()
+    return {OURS: _through(builder.add_concurrency_limiter(1, key=lambda _: next(numbers)).build())}
 
 
 def _stack() -> Mapping[str, _Guest]:
@@ -149,5 +157,6 @@ ROWS = (
     Row("10,000 calls in flight in a concurrency limiter", Growing(_permits)),
     Row("10,000 calls waiting in its queue", Growing(_queue)),
     Row("10,000 calls in flight in a sliding window", Growing(_window)),
+    Row("10,000 calls in flight in a limiter, a key each", Growing(_keys)),
     Row("10,000 calls in flight in the stack of four", Growing(_stack)),
 )
