@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from resilience_pipeline.telemetry import TelemetryEvent
     from resilience_pipeline.testing import VirtualClock
 
 
@@ -22,6 +23,15 @@ def virtual_clock() -> VirtualClock:
     from resilience_pipeline.testing import VirtualClock
 
     return VirtualClock(autojump=True)
+
+
+@pytest.fixture
+def resilience_events() -> Iterator[list[TelemetryEvent]]:
+    """What happens in all pipelines, as a list; see `resilience_pipeline.testing.capture_events`."""
+    from resilience_pipeline.testing import capture_events
+
+    with capture_events() as events:
+        yield events
 
 
 @pytest.fixture

@@ -106,6 +106,36 @@ def test_afterwards():
     assert not _instant.watching
 """
 
+EVENTS = """
+import pytest
+from resilience_pipeline import ResiliencePipelineBuilder
+from resilience_pipeline._switches import switches
+from resilience_pipeline.testing import flaky
+
+pipeline = ResiliencePipelineBuilder("built before").build()
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request):
+    return request.param
+
+
+@pytest.mark.anyio
+async def test_in_a_loop(resilience_events):
+    await pipeline.execute(flaky("page"))
+    assert [each.name for each in resilience_events] == ["PipelineExecuting", "PipelineExecuted"]
+
+
+def test_in_a_thread(resilience_events):
+    assert resilience_events == []
+    pipeline.execute_sync(flaky("page"))
+    assert {each.pipeline_name for each in resilience_events} == {"built before"}
+
+
+def test_afterwards():
+    assert not switches.on
+"""
+
 WITHOUT = """
 import sys
 
@@ -127,6 +157,11 @@ def test_resilience_instant(tmp_path: Path) -> None:
     assert passed(run_pytest(tmp_path, INSTANT, "-p", "no:randomly"), 4)
 
 
+def test_resilience_events(tmp_path: Path) -> None:
+    """From the test's beginning to its end, of all pipelines."""
+    assert passed(run_pytest(tmp_path, EVENTS, "-p", "no:randomly"), 4)
+
+
 def test_the_library_is_not_imported_until_a_fixture_is_used(tmp_path: Path) -> None:
     """Whoever measures coverage, or has to import something before everything else, is not disturbed."""
     assert passed(run_pytest(tmp_path, WITHOUT), 1)
@@ -134,7 +169,11 @@ def test_the_library_is_not_imported_until_a_fixture_is_used(tmp_path: Path) -> 
 
 def test_fixtures_are_documented(tmp_path: Path) -> None:
     run = run_pytest(tmp_path, "", "--fixtures")
-    for name, words in (("virtual_clock", "autojump=True"), ("resilience_instant", "no time")):
+    for name, words in (
+        ("virtual_clock", "autojump=True"),
+        ("resilience_events", "What happens"),
+        ("resilience_instant", "no time"),
+    ):
         described = run.stdout.partition(f"{name} -- ")[2].splitlines()
         assert words in described[1]
 
