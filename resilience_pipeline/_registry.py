@@ -437,8 +437,8 @@ class ResiliencePipelineRegistry:
             `"pipeline"` and what it says about itself: `"state"`, `"throughput"`, `"failures"`,
             `"failure_rate"`, `"opened_at"`, `"blocked_until"` and `"retry_after"` for a circuit
             breaker, `"permits"`, `"free"` and `"queued"` for a concurrency limiter, `"available"`,
-            `"retry_after"` and `"queued"` for a rate limiter; and `"idle"`, whether it may be
-            forgotten.
+            `"retry_after"` and `"queued"` for a rate limiter, `"held"` (under how many keys) and
+            `"queued"` for a lock; and `"idle"`, whether it may be forgotten.
         """
         with self._lock:
             found = [(name, list(entry.instances)) for name, entry in list(self._entries.items())]

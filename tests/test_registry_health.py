@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from typing import Any
 
 import pytest
 
 from resilience_pipeline import (
     CircuitBreakerControl,
+    PropertyKey,
+    ResilienceContext,
     ResiliencePipelineBuilder,
     ResiliencePipelineRegistry,
     SlidingWindow,
@@ -16,6 +19,15 @@ from resilience_pipeline import (
 )
 from resilience_pipeline.testing import VirtualClock
 from support.calls import B, BoomError, boom, hang, ok, running
+
+KEY = PropertyKey[Any]("key")
+
+
+def fails() -> None:
+    raise BoomError
+
+
+def nothing() -> None: ...
 
 
 def one(registry: ResiliencePipelineRegistry, name: str = "a") -> Any:
@@ -178,6 +190,41 @@ async def test_a_window_says_what_is_left() -> None:
     assert (one(registry)["available"], one(registry)["retry_after"]) == (0, 6)
     await clock.advance(6)
     assert one(registry)["available"] == 1
+
+
+@pytest.mark.anyio
+async def test_a_lock_says_whether_it_is_held() -> None:
+    def configure(builder: ResiliencePipelineBuilder) -> None:
+        builder.add_lock(key=lambda context: context.operation_key)
+
+    registry = registry_of(configure)
+    locked = registry.get("a")
+    names = ("held", "queued", "idle")
+    assert [one(registry)[name] for name in names] == [0, 0, True]
+    async with running(locked.execute, hang):
+        assert [one(registry)[name] for name in names] == [1, 0, False]
+        async with running(locked.execute, hang), running(locked.wrap(hang, operation_key="b")):
+            assert [one(registry)[name] for name in names] == [2, 1, False]
+    assert [one(registry)[name] for name in names] == [0, 0, True]
+
+
+@pytest.mark.parametrize("keys", [("1", 1), (1, "1"), ("1", 1, Fraction(1, 3), "Fraction(1, 3)")])
+def test_keys_that_are_written_alike_hide_nothing(keys: tuple[Any, ...]) -> None:
+    """Neither each other's state, nor that one of them is not idle."""
+
+    def configure(builder: ResiliencePipelineBuilder) -> None:
+        builder.add_circuit_breaker(
+            consecutive_failures=1, key=lambda context: context.properties[KEY]
+        )
+
+    registry = registry_of(configure)
+    for key in keys:
+        context = ResilienceContext(properties={KEY: key})
+        registry.get("a").settle_sync(fails if key == keys[0] else nothing, context=context)
+    report = one(registry)
+    states = [each["state"] for each in report["keys"].values()]
+    assert states == ["open", *["closed"] * (len(keys) - 1)]
+    assert not report["idle"]
 
 
 class Foreign:

@@ -121,6 +121,12 @@ class ResilienceLock:
 
     # ---- for the strategy
 
+    def _use(self) -> tuple[int, int]:
+        """Count the keys under which it is held, and those who wait."""
+        with self._guard:
+            places = list(self._places.values())
+        return len(places), sum(len(place.queue or ()) for place in places)
+
     def _enter(self, key: Hashable, chain: tuple[_Hold, ...]) -> _Hold | None:
         """Own the lock if it is free, or share in an ownership of the chain's, or neither."""
         with self._guard:
@@ -252,6 +258,11 @@ class _BoundLock:
         self._lock = ResilienceLock() if options.lock is None else options.lock
         self._next = next
         self._site = site
+
+    def health(self) -> dict[str, Any]:
+        """Show whether it is held; by a thread that a time limit has left alone, too."""
+        held, queued = self._lock._use()
+        return {"held": held, "queued": queued, "idle": not held}
 
     async def handle(self, context: ResilienceContext) -> Any:
         key = _WHOLE if self._key is None else await self._ask_key(self._key, context)
