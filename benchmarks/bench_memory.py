@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from typing import TypeAlias
 
-from . import peer_stacks, peers
+from resilience_pipeline import ResiliencePipelineBuilder
+
+from . import baselines, peer_stacks, peers
 from .bench_calls import stack, stack_by_hand, work
 from .measure import Allocated, Settings
 from .rows import BY_HAND, OURS, Bound, Checked, Result, Row
 
+_Call: TypeAlias = Callable[[], Awaitable[None]]
+_Decorate: TypeAlias = Callable[[_Call], Callable[[], Awaitable[object]]]
+_Run: TypeAlias = Callable[[_Call], Awaitable[object]]
 
-async def _bytes_in_flight(
-    decorate: Callable[[Callable[[], Awaitable[None]]], Callable[[], Awaitable[object]]],
-    calls: int,
-) -> float:
+
+async def _bytes_in_flight(decorate: _Decorate, calls: int) -> float:
     """Bytes a call, its task included, with so many of them in flight."""
     loop = asyncio.get_running_loop()
 
@@ -40,17 +44,31 @@ async def _bytes_in_flight(
     return await crowd(loop.create_future())
 
 
-async def _in_flight(settings: Settings) -> Result:
-    calls = 100 if settings.quick else 2_000
-    ours, by_hand = stack().execute, stack_by_hand().run
-    bare = await _bytes_in_flight(lambda fn: fn, calls)
-    taken = {
-        OURS: await _bytes_in_flight(lambda fn: partial(ours, fn), calls) - bare,
-        BY_HAND: await _bytes_in_flight(lambda fn: partial(by_hand, fn), calls) - bare,
-    }
-    for name, peer in peers.installed(peer_stacks.STACK).items():
-        taken[name] = await _bytes_in_flight(peer, calls) - bare
+async def _under_timeout(settings: Settings) -> Result:
+    ours = ResiliencePipelineBuilder().add_timeout(10).build().execute
+    taken = await _in_flight(settings, ours, baselines.Timeout(10).run)
     return _sized(taken, Bound(1_300, "bytes"))
+
+
+async def _in_stack(settings: Settings) -> Result:
+    taken = await _in_flight(settings, stack().execute, stack_by_hand().run)
+    for name, peer in peers.installed(peer_stacks.STACK).items():
+        taken[name] = await _beside_bare(settings, peer)
+    return _sized(taken)
+
+
+async def _in_flight(settings: Settings, ours: _Run, by_hand: _Run) -> dict[str, float]:
+    return {
+        OURS: await _beside_bare(settings, lambda fn: partial(ours, fn)),
+        BY_HAND: await _beside_bare(settings, lambda fn: partial(by_hand, fn)),
+    }
+
+
+async def _beside_bare(settings: Settings, decorate: _Decorate) -> float:
+    """Bytes that guarding a call takes beside the call itself and its task."""
+    calls = 100 if settings.quick else 2_000
+    bare = await _bytes_in_flight(lambda fn: fn, calls)
+    return await _bytes_in_flight(decorate, calls) - bare
 
 
 async def _built(settings: Settings) -> Result:
@@ -97,6 +115,7 @@ async def _kept(settings: Settings) -> Result:
 
 ROWS = (
     Row("memory per pipeline, stack of four", _built),
-    Row("memory per call in flight, stack of four", _in_flight),
+    Row("memory per call in flight, one timeout", _under_timeout),
+    Row("memory per call in flight, stack of four", _in_stack),
     Row("memory kept per finished call", _kept),
 )

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from . import strategies, telemetry
 from ._builder import ResiliencePipelineBuilder
 from ._context import Properties, PropertyKey, ResilienceContext, current_context
-from ._durations import Duration
 from ._errors import (
     BrokenCircuitError,
     ConcurrencyLimiterRejectedError,
@@ -52,6 +51,7 @@ from .telemetry import (
 )
 
 if TYPE_CHECKING:
+    from ._durations import Duration
     from ._registry import ResiliencePipelineRegistry
     from .strategies import (
         BreakDurationEvent,
@@ -222,6 +222,10 @@ if not TYPE_CHECKING:  # to which every name would be one that is there
 
             thing = _registry.ResiliencePipelineRegistry
             thing.__module__ = __name__
+        elif name == "Duration":
+            from . import _durations
+
+            thing = _durations.Duration
         else:
             thing = getattr(strategies, name)
         globals()[name] = thing

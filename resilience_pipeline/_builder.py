@@ -10,20 +10,23 @@ import inspect
 import time
 from collections.abc import Callable, Iterable
 from types import MethodType
-from typing import Any, Concatenate, Generic, Never, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, cast, overload
 
 from typing_extensions import ParamSpec, TypeVar
 
 from . import strategies
-from ._durations import Duration
 from ._errors import MisuseError, OptionsError
 from ._invoke import invoke
+from ._layers import DEFAULT_CLOSE_TIMEOUT, Layer, Part, described
 from ._options import Bad, to_seconds
-from ._pipeline import DEFAULT_CLOSE_TIMEOUT, Layer, Part, ResiliencePipeline, described
+from ._pipeline import ResiliencePipeline
 from .runtime import Clock
 from .strategies import Handler, Site, Strategy, SupportsHealth
 from .telemetry import Listener
 from .telemetry._listeners import as_listeners, connect_log
+
+if TYPE_CHECKING:
+    from ._durations import Duration
 
 P = ParamSpec("P")
 E_co = TypeVar("E_co", bound=Exception, covariant=True, default=Never)

@@ -55,6 +55,18 @@ class CancellationFlag:
         for callback in callbacks:
             callback()
 
+    def unless_set(self, action: Callable[[], object]) -> bool:
+        """Do something short if it is not set; false if it is.
+
+        Setting waits for what has been begun here: whoever has set it knows what was done in time,
+        and that nothing more will be. So it is for the flags within it, which are set along.
+        """
+        with self._lock:
+            if self._event.is_set():
+                return False
+            action()
+        return True
+
     def watch(self, callback: Callable[[], object]) -> None:
         """Have a function called when the flag is set, or now if it is."""
         with self._lock:

@@ -21,7 +21,7 @@ from ._options import UNSET
 from ._outcome import Attempt, Failure, Rejected, Success, settled_error
 
 if TYPE_CHECKING:
-    from ._stream import StreamExecution
+    from ._priming import StreamExecution
     from .runtime import Runtime
 
 T = TypeVar("T")
@@ -135,6 +135,16 @@ class ExecutionMark:
         asked = object()
         return counters.setdefault(counter, asked) is asked
 
+    def note(self, counter: object, value: object) -> object:
+        """Keep a value of a counter's, unless it has one already; give the one that it has."""
+        counters: dict[object, object] = vars(self).setdefault("counters", {})
+        return counters.setdefault(counter, value)
+
+    def noted(self, counter: object) -> object:
+        """Give what was kept for a counter, or `None`."""
+        counters: dict[object, object] = vars(self).get("counters", {})
+        return counters.get(counter)
+
 
 class ResilienceContext:
     """State of one execution, visible in callbacks, hooks and predicates.
@@ -154,6 +164,7 @@ class ResilienceContext:
 
     __slots__ = (
         "_args",
+        "_around",
         "_find_runtime",
         "_fn",
         "_history",
@@ -176,6 +187,8 @@ class ResilienceContext:
     _stream: StreamExecution | None
     # Of a synchronous call, what goes on in its threads without it; None in an event loop.
     _sync: Orphans | None
+    # In a synchronous call, what this is a fork of: there the callback's invocations count as well.
+    _around: ResilienceContext | None
     # Not there until first needed: every attribute that is set costs a call a twelfth of a bare
     # one.
     _mark: object
@@ -298,12 +311,26 @@ class ResilienceContext:
         other._args = self._args
         other._stream = self._stream
         other._sync = self._sync
+        other._around = None if self._sync is None else self
         other._invocations = self._invocations
         other._history = None
         other._rest = self._rest
         other._mark = self.execution  # its rejections are this execution's own
         other._properties = Properties(self.written) if properties is None else properties
         return other
+
+    def _count_in_thread(self) -> None:
+        """Count an invocation of the callback in a synchronous call, at once for all who will ask.
+
+        In an event loop whatever runs in a fork is over before anybody asks, and adds up what it
+        has done. A thread may be left alone with it, and with the forks around it.
+        """
+        # Of attempts in threads beside each other one may be lost in what is around them: nobody
+        # looks there before they are over, and then at whether there were any.
+        each: ResilienceContext | None = self
+        while each is not None:
+            each._invocations += 1
+            each = each._around
 
     @property
     def written(self) -> dict[PropertyKey[Any], Any]:

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import math
 import re
-from datetime import timedelta
-from typing import TypeAlias
+from sys import modules
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    Duration: TypeAlias = int | float | timedelta | str
 
 __all__ = ["Duration", "seconds"]
-
-Duration: TypeAlias = int | float | timedelta | str
 
 _FORMS = (
     "seconds as an int or float (math.inf: for ever), a datetime.timedelta, "
@@ -60,8 +63,10 @@ def _read(value: object) -> float | None:
     """The value in seconds whatever its sign, NaN included; `None` for what is no duration."""
     if isinstance(value, str):
         return _read_text(value)
-    if isinstance(value, timedelta):
-        return value.total_seconds()
+    # Only a program that uses `datetime`, a tenth of our own import, can have a timedelta.
+    datetime: Any = modules.get("datetime")
+    if datetime is not None and isinstance(value, datetime.timedelta):
+        return cast("timedelta", value).total_seconds()
     # True is an int to Python, and hardly ever one second to whoever wrote it.
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
@@ -89,3 +94,16 @@ def _shown(value: object) -> str:
     if len(shown) > _SHOWN_LENGTH:
         shown = f"{shown[:_SHOWN_LENGTH]}..."
     return shown
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Make the alias when it is asked for at run time."""
+        if name != "Duration":
+            msg = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(msg, name=name)
+        from datetime import timedelta
+
+        globals()[name] = int | float | timedelta | str
+        return globals()[name]

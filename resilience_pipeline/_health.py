@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ._pipeline import Part, ResiliencePipeline
+from ._layers import Part
+from ._pipeline import ResiliencePipeline
 
 
 def _parts(pipeline: ResiliencePipeline[Any]) -> Iterator[tuple[str | None, Part]]:

@@ -13,12 +13,15 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import wraps
-from typing import Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import attrs
 
-from ._durations import Duration, seconds
+from ._durations import seconds
 from ._errors import MisusedOptionError, OptionsError
+
+if TYPE_CHECKING:
+    from ._durations import Duration
 
 C = TypeVar("C", bound=type)
 Rule = Callable[[Any], "str | None"]

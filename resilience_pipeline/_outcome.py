@@ -106,7 +106,11 @@ class Success(Generic[T_co]):
 
 @frozen
 class _Unsuccessful(Generic[E_co]):
-    """What `Rejected` and `Failure` have in common: an error with the traceback it came with."""
+    """What `Rejected` and `Failure` have in common: an error with the traceback it came with.
+
+    They have all that attrs makes from here; to make it twice more would take a millisecond of each
+    import.
+    """
 
     error: E_co
     _attempts: _Tries = field(default=(), eq=False, repr=False, kw_only=True, alias="attempts")
@@ -155,7 +159,6 @@ def _rebuild_unsuccessful(
     return cls(error, attempts=attempts, attempt_count=attempt_count)
 
 
-@frozen
 class Rejected(_Unsuccessful[E_co]):
     """One of this pipeline's own strategies refused the call or gave up on it.
 
@@ -166,6 +169,8 @@ class Rejected(_Unsuccessful[E_co]):
     Args:
         attempts: See the property; of a single try just the seconds it took.
     """
+
+    __slots__ = ()
 
     def map(self, fn: Callable[[Never], object]) -> Rejected[E_co]:  # noqa: ARG002
         """Return this outcome as it is."""
@@ -182,7 +187,6 @@ class Rejected(_Unsuccessful[E_co]):
         return failure(self.error) if rejected is None else rejected(self.error)
 
 
-@frozen
 class Failure(_Unsuccessful[Exception]):
     """Everything else that went wrong, errors of the callback itself included.
 
@@ -193,6 +197,8 @@ class Failure(_Unsuccessful[Exception]):
     Args:
         attempts: See the property; of a single try just the seconds it took.
     """
+
+    __slots__ = ()
 
     def map(self, fn: Callable[[Never], object]) -> Failure:  # noqa: ARG002
         """Return this outcome as it is."""

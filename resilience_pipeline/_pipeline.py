@@ -19,90 +19,53 @@ from collections.abc import (
     Generator,
     Iterable,
     Iterator,
-    Sequence,
 )
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from time import monotonic
-from typing import Any, ClassVar, Generic, Never, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, overload
 
-from attrs import frozen
 from typing_extensions import ParamSpec, TypeVar, TypeVarTuple
 
 from ._cancellation import Orphans
 from ._context import History, ResilienceContext, begun, enter, leave, new, reset
-from ._durations import Duration
 from ._errors import MisuseError
 from ._invoke import check_callable, invoke, nested
+from ._layers import (
+    DEFAULT_CLOSE_TIMEOUT,
+    Layer,
+    Part,
+    described,
+    makes_attempts,
+    runs_in_tasks,
+)
 from ._line import NO_OPTIONS, Line, StreamOptions, stream_options
-from ._options import written
 from ._outcome import Attempt, Failure, Outcome, Rejected, settled_error, settled_success
-from ._stream import ResilienceStream, StreamExecution, StreamStart
+from ._priming import StreamExecution, StreamStart
+from ._stream import ResilienceStream
 from ._switches import switches
 from ._sync import SyncResilienceStream
 from ._wrapping import Wrapper, wrapped
 from .runtime import Clock, Runtime, RuntimeFinder
 from .runtime._threads import run_here
-from .strategies import Handler, Strategy, SupportsHealth
+from .strategies import Handler, Strategy
 from .strategies._base import gate_of
 from .telemetry import Listener
 from .telemetry._outlet import Outlet
+
+if TYPE_CHECKING:
+    from ._durations import Duration
 
 T = TypeVar("T")
 P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
 E_co = TypeVar("E_co", bound=Exception, covariant=True, default=Exception)
 
-DEFAULT_CLOSE_TIMEOUT = 5.0
-
 
 def _check_context(context: object) -> None:
     if not isinstance(context, ResilienceContext):
         msg = f"context= takes a ResilienceContext, got {context!r}"
         raise MisuseError(msg)
-
-
-# ---- the pipeline -----------------------------------------------------------------------------
-
-
-@frozen
-class Layer:
-    """One entry of a builder: a strategy, or a nested pipeline with all of its own."""
-
-    strategies: tuple[Strategy[Any], ...]
-    pipeline: ResiliencePipeline[Any] | None = None
-
-    def __str__(self) -> str:
-        """Write the builder's call."""
-        if self.pipeline is not None:
-            return f".add_pipeline({self.pipeline!r})"
-        (strategy,) = self.strategies
-        kind, made = type(strategy), repr(strategy)
-        if kind.__module__ != __package__:
-            return f".add({made})"
-        snake = "".join(f"_{c.lower()}" if c.isupper() else c for c in kind.__name__)
-        return f".add{snake}{made.removeprefix(kind.__name__)}"
-
-
-@frozen
-class Part:
-    """What can report on its state: a bound strategy, or a nested pipeline as a whole."""
-
-    strategy_name: str
-    strategy: Strategy[Any] | None
-    reporter: SupportsHealth | ResiliencePipeline[Any]
-
-
-def described(
-    name: str | None, instance: str | None, close_timeout: object, layers: Sequence[Layer]
-) -> str:
-    """Write the calls that lead to a builder."""
-    arguments = [] if name is None else [f"name={name!r}"]
-    if instance is not None:
-        arguments.append(f"instance={instance!r}")
-    if close_timeout != DEFAULT_CLOSE_TIMEOUT:
-        arguments.append(f"close_timeout={written(close_timeout)}")
-    return f"ResiliencePipelineBuilder({', '.join(arguments)}){''.join(map(str, layers))}"
 
 
 class ResiliencePipeline(Generic[E_co]):
@@ -183,8 +146,8 @@ class ResiliencePipeline(Generic[E_co]):
         set_once("instance", instance)
         set_once("_layers", layers)
         set_once("strategies", tuple(s for layer in layers for s in layer.strategies))
-        set_once("_runs_in_tasks", any(map(_runs_in_tasks, self.strategies)))
-        set_once("_makes_attempts", any(map(_makes_attempts, self.strategies)))
+        set_once("_runs_in_tasks", any(map(runs_in_tasks, self.strategies)))
+        set_once("_makes_attempts", any(map(makes_attempts, self.strategies)))
         now = monotonic if clock is None else clock.now
         outlet = Outlet(name, instance, listeners, now)
         watched = outlet.watched(head)
@@ -323,7 +286,7 @@ class ResiliencePipeline(Generic[E_co]):
             _check_context(context)
             context.begin(self.name, find_runtime, fn, args)
         if sync:
-            context._sync = Orphans()
+            context._sync, context._around = Orphans(), None
         return context
 
     async def _settle(self, context: ResilienceContext, started: float) -> Outcome[Any, E_co]:
@@ -594,14 +557,6 @@ class ResiliencePipeline(Generic[E_co]):
 
 #: What is this pipeline's own rejection is one that its builder has collected.
 _rejected: Callable[..., Rejected[Any]] = partial(settled_error, Rejected)
-
-
-def _makes_attempts(strategy: object) -> bool:
-    return getattr(strategy, "makes_attempts", False)
-
-
-def _runs_in_tasks(strategy: object) -> bool:
-    return getattr(strategy, "runs_in_tasks", False)
 
 
 ResiliencePipeline.empty = ResiliencePipeline(

@@ -13,7 +13,6 @@ import re
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any, NoReturn, TypeAlias, Union, cast
 
 from ._context import ResilienceContext, refuse_awaitable
@@ -589,6 +588,8 @@ def _moment(match: re.Match[str], wall_time: float) -> float | None:
             year += 100
     if second > 60:
         return None
+    from datetime import UTC, datetime  # for those who are sent dates; see `_durations`
+
     try:
         moment = datetime(year, month, day, hour, minute, tzinfo=UTC)
     except ValueError:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ._carriers import Carrier
 
 if TYPE_CHECKING:
-    from ._stream import Primed
+    from ._priming import Primed
 
 
 class Recorder(Protocol):

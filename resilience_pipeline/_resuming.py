@@ -17,7 +17,7 @@ from ._digest import Digest
 from ._errors import DeadlineReached, ResumeError
 
 if TYPE_CHECKING:
-    from ._stream import Primed, StreamExecution
+    from ._priming import Primed, StreamExecution
     from .runtime import Interruption
 
 

@@ -46,9 +46,18 @@ EVERY_PAIR = pytest.mark.parametrize("pair", [*OTHERS, *OF_HEDGING], ids="-".joi
 NEARLY_EVERY_PAIR = pytest.mark.parametrize(
     "pair", [*OTHERS, ("Hedging", "Hedging"), ("Hedging", "ConcurrencyLimiter")], ids="-".join
 )
-#: Modules whose awaits are cut at in tests of their own: `strategies/test_record_replay_every_await`, and `test_chaos`
-#: for chaos, which holds nothing.
-ELSEWHERE = {"_chaos", "_record_replay", "_recorder", "_single_flight"}
+#: Modules whose awaits are cut at in tests of their own: `strategies/test_record_replay_every_await`,
+#: `strategies/test_cache_cancellation`, and `strategies/test_chaos` for chaos, which holds nothing.
+ELSEWHERE = {
+    "_bound_cache",
+    "_chaos",
+    "_flight",
+    "_record_replay",
+    "_recorder",
+    "_shared_stream",
+    "_shared_work",
+    "_single_flight",
+}
 MODES: tuple[Mode, ...] = ("execute", "settle", "execute_stream")
 
 

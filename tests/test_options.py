@@ -219,6 +219,9 @@ OPTIONS: dict[Callable[..., Any], dict[str, Kind]] = {
         "ratio": AMOUNT,
         "min_per_second": AMOUNT,
         "window": (DURATIONS[:-1], [*NO_DURATIONS, None, 0.0, math.inf]),
+        "key": FUNCTION,
+        "max_keys": count(1),
+        "key_idle": POSITIVE,
     },
     PercentileDelay: {
         "percentile": ([(0.5, 0.5), (0.99, 0.99)], [0, 1, -0.1, 95, math.nan, True, "0.9", None]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from resilience_pipeline import (
     CircuitBreakerControl,
     PropertyKey,
     ResilienceContext,
+    ResilienceLock,
     ResiliencePipelineBuilder,
     ResiliencePipelineRegistry,
     SlidingWindow,
@@ -193,19 +195,57 @@ async def test_a_window_says_what_is_left() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_lock_says_whether_it_is_held() -> None:
-    def configure(builder: ResiliencePipelineBuilder) -> None:
-        builder.add_lock(key=lambda context: context.operation_key)
+async def test_a_lock_says_who_has_it() -> None:
+    """A lock of its own that is held keeps the instance; one that is shared outlives it anyway."""
+    for shared in (None, ResilienceLock()):
+        registry = registry_of(lambda builder, lock=shared: builder.add_lock(lock))
+        handle = registry.get("a")
+        assert (one(registry)["held"], one(registry)["queued"], one(registry)["idle"]) == (
+            0,
+            0,
+            True,
+        )
+        async with running(handle.execute, hang), running(handle.execute, ok):
+            report = one(registry)
+            assert (report["held"], report["queued"]) == (1, 1)
+            assert report["idle"] is (shared is not None)
+        assert one(registry)["idle"]
 
-    registry = registry_of(configure)
-    locked = registry.get("a")
-    names = ("held", "queued", "idle")
-    assert [one(registry)[name] for name in names] == [0, 0, True]
-    async with running(locked.execute, hang):
-        assert [one(registry)[name] for name in names] == [1, 0, False]
-        async with running(locked.execute, hang), running(locked.wrap(hang, operation_key="b")):
-            assert [one(registry)[name] for name in names] == [2, 1, False]
-    assert [one(registry)[name] for name in names] == [0, 0, True]
+
+@pytest.mark.anyio
+async def test_a_cache_says_what_it_has() -> None:
+    """A call in flight keeps the instance, what is stored doesn't."""
+    registry = registry_of(lambda builder: builder.add_cache())
+    handle = registry.get("a")
+    for _ in range(2):
+        await handle.execute(ok)
+    report = one(registry)
+    assert (report["size"], report["hits"], report["misses"]) == (1, 1, 1)
+    assert (report["in_flight"], report["idle"]) == (0, True)
+    async with running(handle.execute, hang):
+        assert (one(registry)["in_flight"], one(registry)["idle"]) == (1, False)
+    assert one(registry)["idle"]
+
+
+@pytest.mark.anyio
+async def test_what_records_afresh_is_not_let_go(tmp_path: Path) -> None:
+    """Another one would remove what this one has recorded."""
+    for mode, idle in (("record", False), ("incremental", True)):
+        registry = registry_of(
+            lambda builder, mode=mode: builder.add_record_replay(tmp_path / mode, mode=mode)
+        )
+        handle = registry.get("a")
+        assert one(registry) == {
+            "strategy": "RecordReplay",
+            "type": "RecordReplay",
+            "pipeline": "a",
+            "mode": mode,
+            "recording": 0,
+            "idle": True,
+        }
+        async with running(handle.execute, hang):
+            assert (one(registry)["recording"], one(registry)["idle"]) == (1, False)
+        assert one(registry)["idle"] is idle
 
 
 @pytest.mark.parametrize("keys", [("1", 1), (1, "1"), ("1", 1, Fraction(1, 3), "Fraction(1, 3)")])

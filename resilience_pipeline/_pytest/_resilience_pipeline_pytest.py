@@ -27,7 +27,7 @@ def virtual_clock() -> VirtualClock:
 
 @pytest.fixture
 def resilience_events() -> Iterator[list[TelemetryEvent]]:
-    """What happens in all pipelines, as a list; see `resilience_pipeline.testing.capture_events`."""
+    """The events of all pipelines during the test, see `resilience_pipeline.testing.capture_events`."""
     from resilience_pipeline.testing import capture_events
 
     with capture_events() as events:

@@ -12,6 +12,8 @@ from .. import _lazy
 from ._base import Handler, Site, Strategy, SupportsHealth
 
 if TYPE_CHECKING:
+    from ._breaker_control import CircuitBreakerControl, CircuitMetrics
+    from ._breaker_hooks import CircuitClosedEvent, CircuitHalfOpenedEvent, CircuitOpenedEvent
     from ._cache import Cache, CacheControl, CacheStaleEvent, CacheStatistics
     from ._cache_key import CacheKeyEvent
     from ._chaos import (
@@ -25,15 +27,7 @@ if TYPE_CHECKING:
         ChaosOutcomeEvent,
     )
     from ._chaos_generators import ChaosEvent
-    from ._circuit_breaker import (
-        BreakDurationEvent,
-        CircuitBreaker,
-        CircuitBreakerControl,
-        CircuitClosedEvent,
-        CircuitHalfOpenedEvent,
-        CircuitMetrics,
-        CircuitOpenedEvent,
-    )
+    from ._circuit_breaker import BreakDurationEvent, CircuitBreaker
     from ._concurrency_limiter import ConcurrencyLimiter, ConcurrencyLimiterRejectedEvent
     from ._fallback import Fallback, FallbackEvent
     from ._hedging import Hedging, HedgingActionEvent, HedgingDelayEvent, HedgingEvent
@@ -49,8 +43,9 @@ if TYPE_CHECKING:
         TokenBucket,
     )
     from ._record_replay import RecordReplay, RecordReplayKeyEvent
-    from ._retry import Retry, RetryDelayEvent, RetryEvent, RetryResumeEvent
+    from ._retry import Retry
     from ._retry_budget import RetryBudget, RetryBudgetExhaustedEvent
+    from ._retry_run import RetryDelayEvent, RetryEvent, RetryResumeEvent
     from ._timeout import Timeout, TimeoutEvent, TimeoutGeneratorEvent
 
 __all__ = [
@@ -132,11 +127,11 @@ if not TYPE_CHECKING:  # to which every name would be one that is there
             "ChaosOutcome": "._chaos",
             "ChaosOutcomeEvent": "._chaos",
             "CircuitBreaker": "._circuit_breaker",
-            "CircuitBreakerControl": "._circuit_breaker",
-            "CircuitClosedEvent": "._circuit_breaker",
-            "CircuitHalfOpenedEvent": "._circuit_breaker",
-            "CircuitMetrics": "._circuit_breaker",
-            "CircuitOpenedEvent": "._circuit_breaker",
+            "CircuitBreakerControl": "._breaker_control",
+            "CircuitClosedEvent": "._breaker_hooks",
+            "CircuitHalfOpenedEvent": "._breaker_hooks",
+            "CircuitMetrics": "._breaker_control",
+            "CircuitOpenedEvent": "._breaker_hooks",
             "ConcurrencyLimiter": "._concurrency_limiter",
             "ConcurrencyLimiterRejectedEvent": "._concurrency_limiter",
             "Fallback": "._fallback",
@@ -158,9 +153,9 @@ if not TYPE_CHECKING:  # to which every name would be one that is there
             "Retry": "._retry",
             "RetryBudget": "._retry_budget",
             "RetryBudgetExhaustedEvent": "._retry_budget",
-            "RetryDelayEvent": "._retry",
-            "RetryEvent": "._retry",
-            "RetryResumeEvent": "._retry",
+            "RetryDelayEvent": "._retry_run",
+            "RetryEvent": "._retry_run",
+            "RetryResumeEvent": "._retry_run",
             "SlidingWindow": "._rate_limiter",
             "SupportsRateLimit": "._rate_limiter",
             "Timeout": "._timeout",

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeGuard
 
 from .._context import ResilienceContext
 from .._errors import MisuseError
 from .._locks import Lock
+from .._predicates import is_future_cancellation
 from ._base import Handler, Site, call_user, origin
 from ._cache import Cache, CacheStaleEvent, CacheStatistics
 from ._cache_key import CacheKeyEvent, default_key, frozen_key
@@ -241,10 +242,10 @@ class BoundCache:
             self._store.put(key, recording, now, may_be_stale=False)
 
     def _is_kept(self, error: BaseException) -> bool:
-        return self._options.cache_errors and not isinstance(error, MisuseError)
+        return self._options.cache_errors and _is_failure(error)
 
     def _stale(self, key: Hashable, now: float, error: BaseException) -> _Stale | None:
-        if isinstance(error, MisuseError) or not isinstance(error, Exception):
+        if not _is_failure(error):
             return None
         entry = self._store.get_stale(key, now)
         if entry is None:
@@ -289,6 +290,24 @@ class BoundCache:
                 size=len(self._store),
                 evictions=self._store.evictions,
             )
+
+    def health(self) -> dict[str, Any]:
+        counts = self.statistics()
+        # What is stored may be lost at any time, but who comes has to find what is in flight.
+        return {
+            "size": counts.size,
+            "in_flight": counts.in_flight,
+            "hits": counts.hits,
+            "misses": counts.misses,
+            "idle": not counts.in_flight,
+        }
+
+
+def _is_failure(error: BaseException) -> TypeGuard[Exception]:
+    """Whether an error says something about what was called: a cancellation, a future's too, doesn't."""
+    if not isinstance(error, Exception) or isinstance(error, MisuseError):
+        return False
+    return not is_future_cancellation(type(error))
 
 
 def _kind_of(context: ResilienceContext) -> Kind:

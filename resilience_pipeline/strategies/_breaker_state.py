@@ -1,7 +1,7 @@
 """The states of a circuit breaker: closed, open, half-open, isolated.
 
-Pure: no lock, no hook, no clock; `now` is an argument and the user of this class holds a lock
-    around each call.
+Pure: no lock, no hook, no clock; `now` is an argument and the user of this class holds a lock around
+each call.
 
 Rules:
 1. Every admission is a ticket. A closed circuit gives out its *epoch*, a number that changes with
@@ -37,7 +37,10 @@ ISOLATED: Final = "isolated"
 
 
 class Probe:
-    """The ticket of a trial call; it loses its place at `lapses_at`, and is slow past `slow_at`."""
+    """The ticket of a trial call; it is slow past `slow_at`.
+
+    It loses its place at `lapses_at`, whether anybody takes that or not, and decides nothing then.
+    """
 
     __slots__ = ("lapses_at", "slow_at")
 
@@ -195,7 +198,7 @@ class BreakerState:
         """Count a success; whether the circuit has closed by it."""
         if isinstance(ticket, Probe):
             # One that was slow keeps its place, and `pass_slow` finds it.
-            if not self._is_current(ticket) or now > ticket.slow_at:
+            if not self._is_current(ticket, now) or now > ticket.slow_at:
                 return False
             del self._probes[ticket]
             self._good_probes += 1
@@ -220,7 +223,7 @@ class BreakerState:
     def record_failure(self, ticket: Ticket, now: float, error: Exception | None) -> Opening | None:
         """Count a failure (`error`, or a handled result); how the circuit has opened by it, if so."""
         if isinstance(ticket, Probe):
-            if not self._is_current(ticket):
+            if not self._is_current(ticket, now):
                 return None
             self.last_handled = error
             return self._open(now)
@@ -259,7 +262,10 @@ class BreakerState:
         if slow is None:
             return None
         if self.state == HALF_OPEN:
-            too_slow = any(now > probe.slow_at for probe in self._probes)
+            # Noticed late it still counts, unless its place had lapsed before it was slow.
+            too_slow = any(
+                probe.slow_at < min(now, probe.lapses_at) for probe in list(self._probes)
+            )
         else:
             fresh = slow.pass_over(now)
             if isinstance(ended, RunningCall) and ended.epoch == self.epoch:
@@ -291,8 +297,10 @@ class BreakerState:
             return None
         if self.state == OPEN and self.blocked_until is not None:
             return until(self.blocked_until, now)
-        if self.state == HALF_OPEN and self._probes and not self._has_place(now):
-            return until(next(iter(self._probes)).lapses_at, now)
+        if self.state == HALF_OPEN:
+            lapses = [probe.lapses_at for probe in list(self._probes) if now < probe.lapses_at]
+            if lapses and self._good_probes + len(lapses) >= self._half_open_probes:
+                return until(lapses[0], now)
         return 0.0
 
     def release(self, ticket: Ticket) -> None:
@@ -301,6 +309,13 @@ class BreakerState:
             self._probes.pop(ticket, None)
         elif isinstance(ticket, RunningCall) and self._slow is not None:
             self._slow.forget(ticket)
+
+    def interrupt(self, ticket: Ticket, now: float) -> None:
+        """Do the same for a call that was cancelled; one that was slow before is evidence by then."""
+        if isinstance(ticket, RunningCall) and self._slow is not None and self.state != HALF_OPEN:
+            self._slow.interrupt(ticket, now)
+        else:
+            self.release(ticket)
 
     def is_idle(self, now: float) -> bool:
         """Whether a fresh circuit would do the same from now on."""
@@ -319,7 +334,8 @@ class BreakerState:
     def set_break(self, opening: Opening, duration: float) -> None:
         """Set the length of the break that began with `opening`, if it still lasts."""
         if self.state == OPEN and opening.number == self._steps and self.opened_at is not None:
-            self._break_duration = duration
+            # A break of no length ends at once, but in a place of no length no probe could decide.
+            self._break_duration = duration or self._configured_break
             self.blocked_until = self.opened_at + duration
 
     def isolate(self) -> bool:
@@ -348,8 +364,8 @@ class BreakerState:
         self._steps += 1
         self.unannounced = self._steps
 
-    def _is_current(self, probe: Probe) -> bool:
-        return self.state == HALF_OPEN and probe in self._probes
+    def _is_current(self, probe: Probe, now: float) -> bool:
+        return self.state == HALF_OPEN and probe in self._probes and now < probe.lapses_at
 
     def _counts(self, ticket: int | RunningCall) -> bool:
         epoch = ticket if isinstance(ticket, int) else ticket.epoch

@@ -156,7 +156,7 @@ class Cache(Strategy[Never]):
         key: Function of a `CacheKeyEvent` giving what makes two calls equal, which can be hashed.
             The default is `(operation_key, fn, args)`. Values of different types are kept apart.
         cache_errors: Whether errors are stored too, and raised again as copies. A `MisuseError`
-            never is.
+            never is, nor is a cancellation.
         stale_if_error: Seconds (any duration form) past its `ttl` for which a result is served if
             running the call again fails. `None` for not at all. Without a `ttl` nothing is stale.
         max_chunks: Chunks of a stream that are kept, at least 1. One that has more is not shared any

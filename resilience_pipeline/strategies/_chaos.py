@@ -18,7 +18,6 @@ from typing import Any, Generic, Never, TypeVar
 from attrs import field, frozen
 
 from .._context import ResilienceContext
-from .._event import Event
 from .._options import (
     UNSET,
     checked,
@@ -28,7 +27,8 @@ from .._options import (
     to_name,
 )
 from .._outcome import Failure, Rejected, Success
-from ._base import Handler, Site, Strategy, call_user, run_hook
+from ..telemetry import StrategyEvent, TelemetryEvent
+from ._base import Handler, Site, Strategy, announce, call_user, run_hook
 from ._chaos_generators import (
     ChaosEvent,
     Enabled,
@@ -50,7 +50,7 @@ from ._chaos_generators import (
 )
 
 
-class ChaosFaultEvent(Event):
+class ChaosFaultEvent(StrategyEvent):
     """What `on_fault_injected` is given.
 
     Attributes:
@@ -58,11 +58,12 @@ class ChaosFaultEvent(Event):
         fault: The exception that is going to be raised.
     """
 
+    name = "Chaos.OnFault"
     context: ResilienceContext
     fault: Exception
 
 
-class ChaosLatencyEvent(Event):
+class ChaosLatencyEvent(StrategyEvent):
     """What `on_latency_injected` is given.
 
     Attributes:
@@ -70,11 +71,12 @@ class ChaosLatencyEvent(Event):
         latency: The wait, in seconds.
     """
 
+    name = "Chaos.OnLatency"
     context: ResilienceContext
     latency: float
 
 
-class ChaosOutcomeEvent(Event):
+class ChaosOutcomeEvent(TelemetryEvent):
     """What `on_outcome_injected` is given.
 
     Attributes:
@@ -82,17 +84,20 @@ class ChaosOutcomeEvent(Event):
         outcome: What comes out in place of the call.
     """
 
+    name = "Chaos.OnOutcome"
     context: ResilienceContext
     outcome: Success[Any] | Rejected[Any] | Failure
+    duration: None = None
 
 
-class ChaosBehaviorEvent(Event):
+class ChaosBehaviorEvent(StrategyEvent):
     """What `on_behavior_injected` is given.
 
     Attributes:
         context: The execution's context.
     """
 
+    name = "Chaos.OnBehavior"
     context: ResilienceContext
 
 
@@ -104,11 +109,12 @@ S = TypeVar("S", bound="ChaosFault | ChaosLatency | ChaosOutcome | ChaosBehavior
 class _Bound(ABC, Generic[S]):
     """Decides which calls are hit; what happens to them is up to `inject`."""
 
-    __slots__ = ("_enabled", "_next", "_options", "_random", "_rate")
+    __slots__ = ("_enabled", "_next", "_options", "_random", "_rate", "_site")
 
     def __init__(self, options: S, next: Handler, site: Site) -> None:  # noqa: A002
         self._options = options
         self._next = next
+        self._site = site
         self._random = site.random
         self._rate = options.injection_rate
         self._enabled = options.enabled
@@ -216,9 +222,11 @@ class _BoundFault(_Bound[ChaosFault]):
         fault = None if made is UNSET else to_fault("fault_generator", made)
         if fault is None:
             return await self._next(context)
-        event = ChaosFaultEvent(context=context, fault=fault)
+        hook, event = options.on_fault_injected, None
         try:
-            await run_hook(options.on_fault_injected, event, "on_fault_injected", fault)
+            if hook is not None or self._site.wants(ChaosFaultEvent):
+                event = ChaosFaultEvent(context=context, fault=fault)
+                await announce(self._site, event, hook, "on_fault_injected", fault)
             raise fault
         finally:
             # Its traceback leads to this frame.
@@ -274,9 +282,12 @@ class _BoundLatency(_Bound[ChaosLatency]):
             made = await self._generated(latency, context, "latency")
             latency = generated_seconds("latency", made)
         if latency is not None and latency > 0:
-            event = ChaosLatencyEvent(context=context, latency=latency)
+            hook, event = options.on_latency_injected, None
+            if hook is not None or self._site.wants(ChaosLatencyEvent):
+                event = ChaosLatencyEvent(context=context, latency=latency)
+                self._site.report(event)
             await context.runtime.sleep(latency)
-            await run_hook(options.on_latency_injected, event, "on_latency_injected")
+            await run_hook(hook, event, "on_latency_injected")
         return await self._next(context)
 
 
@@ -331,9 +342,11 @@ class _BoundOutcome(_Bound[ChaosOutcome]):
         if made is UNSET or (made is None and not isinstance(generator, Weighted)):
             return await self._next(context)
         outcome = to_outcome(made)
-        event = ChaosOutcomeEvent(context=context, outcome=outcome)
+        hook, event = options.on_outcome_injected, None
         try:
-            await run_hook(options.on_outcome_injected, event, "on_outcome_injected", outcome.error)
+            if hook is not None or self._site.wants(ChaosOutcomeEvent):
+                event = ChaosOutcomeEvent(context=context, outcome=outcome)
+                await announce(self._site, event, hook, "on_outcome_injected", outcome.error)
             value = outcome.unwrap()
         finally:
             # An error's traceback leads to this frame.
@@ -385,8 +398,11 @@ class _BoundBehavior(_Bound[ChaosBehavior]):
         options = self._options
         await call_user(options.behavior, ChaosEvent(context=context), "behavior")
         await context.runtime.sleep(0)
-        event = ChaosBehaviorEvent(context=context)
-        await run_hook(options.on_behavior_injected, event, "on_behavior_injected")
+        hook = options.on_behavior_injected
+        if hook is not None or self._site.wants(ChaosBehaviorEvent):
+            await announce(
+                self._site, ChaosBehaviorEvent(context=context), hook, "on_behavior_injected"
+            )
         return await self._next(context)
 
 

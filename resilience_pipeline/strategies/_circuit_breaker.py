@@ -1,27 +1,19 @@
 """Circuit breaker: stop calling what fails, and find out when it works again.
 
-The states themselves are in `_breaker_state`; here is who may pass, what counts, and who is told.
-Each step decides under the lock and tells afterwards: a hook finds a finished transition, may
-raise, or may use the breaker itself.
-
-Hooks are called in the order of the steps, also where calls of several threads cause them: the
-state takes no step by itself before the hook of the last one was called. No thread waits for
-another one's hook.
+The states themselves are in `_breaker_state`; here is who may pass and what counts. Each step
+decides under the lock and tells afterwards, see `_breaker_hooks`: a hook finds a finished
+transition, may raise, or may use the breaker itself.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterator
-from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 from attrs import field, frozen
 
-from .._context import ResilienceContext, refuse_awaitable
+from .._context import ResilienceContext
 from .._durations import Duration
 from .._errors import BrokenCircuitError, IsolatedCircuitError, MisuseError
 from .._event import Event
@@ -48,7 +40,6 @@ from .._predicates import (
     to_predicate,
     to_predicate_or_none,
 )
-from ..telemetry import Severity, StrategyEvent, TelemetryEvent
 from ._base import (
     Handler,
     Site,
@@ -58,12 +49,16 @@ from ._base import (
     handles_error,
     handles_result,
     outcome_of,
-    run_hook,
+)
+from ._breaker_control import CircuitBreakerControl, CircuitMetrics
+from ._breaker_hooks import (
+    Announcer,
+    CircuitClosedEvent,
+    CircuitHalfOpenedEvent,
+    CircuitOpenedEvent,
 )
 from ._breaker_state import (
     CLOSED,
-    HALF_OPEN,
-    ISOLATED,
     OPEN,
     BreakerState,
     CircuitState,
@@ -91,188 +86,6 @@ class BreakDurationEvent(Event):
     failure_rate: float
     failure_count: int
     half_open_attempts: int
-
-
-class CircuitOpenedEvent(TelemetryEvent):
-    """What `on_opened` is given.
-
-    Attributes:
-        context: The context of the execution that opened the circuit; `None` if done by hand.
-        outcome: What opened it; `None` if done by hand, or by calls that run for too long.
-        break_duration: Seconds until a trial call may pass; `math.inf` if done by hand.
-        manual: Whether it was done by hand.
-    """
-
-    name = "OnCircuitOpened"
-    severity: Severity = Severity.ERROR
-    context: ResilienceContext | None
-    outcome: Success[Any] | Rejected[Any] | Failure | None
-    duration: None = None
-    break_duration: float
-    manual: bool
-
-
-class CircuitClosedEvent(TelemetryEvent):
-    """What `on_closed` is given.
-
-    Attributes:
-        context: The context of the execution that closed the circuit; `None` if done by hand.
-        outcome: What closed it; `None` if done by hand.
-        manual: Whether it was done by hand.
-    """
-
-    name = "OnCircuitClosed"
-    context: ResilienceContext | None
-    outcome: Success[Any] | Rejected[Any] | Failure | None
-    duration: None = None
-    manual: bool
-
-
-class CircuitHalfOpenedEvent(StrategyEvent):
-    """What `on_half_opened` is given.
-
-    Attributes:
-        context: The context of the trial call.
-    """
-
-    name = "OnCircuitHalfOpened"
-    severity: Severity = Severity.WARNING
-    context: ResilienceContext
-
-
-@frozen(kw_only=True)
-class CircuitMetrics:
-    """What the circuit breakers of one control have counted.
-
-    Attributes:
-        throughput: Calls in the window, of all breakers together.
-        failures: Handled ones among them.
-        rate: Failures / throughput, 0 where there were no calls.
-        opened_at: When the latest break began, by the pipeline's clock in seconds, or `None`.
-        blocked_until: When the latest break ends, or `None`.
-    """
-
-    throughput: int
-    failures: int
-    rate: float
-    opened_at: float | None
-    blocked_until: float | None
-
-
-_WORST_FIRST: tuple[CircuitState, ...] = (ISOLATED, OPEN, HALF_OPEN, CLOSED)
-
-
-class CircuitBreakerControl:
-    """Reads and drives circuit breakers by hand; one control may drive many.
-
-    Give it to `add_circuit_breaker(control=...)`, before or after using it: what is isolated stays
-    so for breakers that are built later. All methods may be called from any thread.
-    """
-
-    __slots__ = ("_breakers", "_isolated", "_lock")
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        # Weak: a control may outlive the pipelines it drove.
-        self._breakers: WeakSet[_BoundCircuitBreaker] = WeakSet()
-        self._isolated = False
-
-    @property
-    def state(self) -> CircuitState:
-        """The worst state of the breakers it drives; `"closed"` if there are none."""
-        states = {breaker.state for breaker in self._driven()}
-        for state in _WORST_FIRST:
-            if state in states:
-                return state
-        return CLOSED
-
-    @property
-    def metrics(self) -> CircuitMetrics:
-        """What the breakers have counted in their windows, added up."""
-        all_metrics = [breaker.metrics() for breaker in self._driven()]
-        throughput = sum(metrics.throughput for metrics in all_metrics)
-        failures = sum(metrics.failures for metrics in all_metrics)
-        return CircuitMetrics(
-            throughput=throughput,
-            failures=failures,
-            rate=failures / throughput if throughput else 0.0,
-            opened_at=_latest(metrics.opened_at for metrics in all_metrics),
-            blocked_until=_latest(metrics.blocked_until for metrics in all_metrics),
-        )
-
-    @property
-    def keys(self) -> dict[Hashable, CircuitState]:
-        """The state of each key's circuit, the worst where several have one; of breakers with `key=`."""
-        states: dict[Hashable, CircuitState] = {}
-        for breaker in self._driven():
-            if breaker.is_keyed:
-                both = states.get(breaker.key, CLOSED), breaker.state
-                states[breaker.key] = next(state for state in _WORST_FIRST if state in both)
-        return states
-
-    def isolate(self) -> None:
-        """Hold every circuit open until `close`; calls raise `IsolatedCircuitError`.
-
-        Plain hooks run at once, coroutine hooks in the next call. What a hook raises comes out
-        after all circuits have been isolated.
-        """
-        with self._lock:
-            self._isolated = True
-        _on_each(self._driven(), lambda breaker: breaker.isolate())
-
-    def close(self) -> None:
-        """Close every circuit and empty its window; hooks run as for `isolate`."""
-        with self._lock:
-            self._isolated = False
-        _on_each(self._driven(), lambda breaker: breaker.close())
-
-    def __repr__(self) -> str:
-        """Show the state and how many breakers there are."""
-        return f"<CircuitBreakerControl {self.state}, {len(self._driven())} breakers>"
-
-    def _driven(self) -> list[_BoundCircuitBreaker]:
-        with self._lock:
-            return list(self._breakers)
-
-    def _prepare(self, breaker: _BoundCircuitBreaker) -> None:
-        """Isolate the circuit of a new key before its first call; nobody has opened it, or is told."""
-        if self._isolated:
-            breaker.isolate_quietly()
-
-    def _attach(self, breaker: _BoundCircuitBreaker) -> None:
-        with self._lock:
-            self._breakers.add(breaker)
-            isolated = self._isolated
-        if not isolated:
-            if breaker.state == ISOLATED:  # prepared, and the others closed since
-                breaker.close()
-            return
-        breaker.isolate()
-        with self._lock:
-            closed_meanwhile = not self._isolated
-        if closed_meanwhile:
-            breaker.close()
-
-
-def _latest(times: Any) -> float | None:
-    return max((time for time in times if time is not None), default=None)
-
-
-def _on_each(
-    breakers: list[_BoundCircuitBreaker], act: Callable[[_BoundCircuitBreaker], None]
-) -> None:
-    """Act on every breaker; the first error comes out when all are done."""
-    first: Exception | None = None
-    for breaker in breakers:
-        try:
-            act(breaker)
-        except Exception as error:  # noqa: BLE001 - raised below
-            first = first or error
-    try:
-        if first is not None:
-            raise first
-    finally:
-        del first
 
 
 @checked
@@ -386,7 +199,7 @@ class CircuitBreaker(Strategy[BrokenCircuitError]):
                 control._attach(breaker)
             return handler
 
-        def make(key: Hashable) -> tuple[_BoundCircuitBreaker, Handler]:
+        def make(key: Hashable) -> tuple[BoundCircuitBreaker, Handler]:
             breaker, handler = self._make(next, site)
             breaker.key = key
             if control is not None:
@@ -396,8 +209,8 @@ class CircuitBreaker(Strategy[BrokenCircuitError]):
         kept = None if control is None else control._attach
         return keyed(self, site, make, kept=kept).handle  # type: ignore[no-any-return]
 
-    def _make(self, inside: Handler, site: Site) -> tuple[_BoundCircuitBreaker, Handler]:
-        breaker = _BoundCircuitBreaker(self, inside, site)
+    def _make(self, inside: Handler, site: Site) -> tuple[BoundCircuitBreaker, Handler]:
+        breaker = BoundCircuitBreaker(self, inside, site)
         watched = self.slow_call_duration is not None
         return breaker, breaker.handle_watched if watched else breaker.handle
 
@@ -424,9 +237,10 @@ def _slow_calls(options: CircuitBreaker) -> SlowCalls | None:
 _MOST_NOTED = 64
 
 
-class _BoundCircuitBreaker:
+class BoundCircuitBreaker:
     __slots__ = (
         "__weakref__",
+        "_announcer",
         "_default",
         "_ignore",
         "_lock",
@@ -459,12 +273,13 @@ class _BoundCircuitBreaker:
         )
         self._ignore = options.ignore
         self._default = options.should_handle is DEFAULT
-        #: Coroutine hooks of manual transitions, waiting for a call that can await them.
-        self._pending: deque[Callable[[], Awaitable[object]]] = deque()
+        self._announcer = Announcer(options, site, self._lock, self._state)
+        # Looked at by every call, and so not through the announcer.
+        self._pending = self._announcer.pending
 
     async def handle(self, context: ResilienceContext) -> Any:
         if self._pending:
-            await self._run_pending()
+            await self._announcer.run_pending()
         state = self._state
         # Closed, a call passes without the lock: what it reads is one epoch or the next, and its
         # result is judged by the one it read.
@@ -502,7 +317,7 @@ class _BoundCircuitBreaker:
     async def handle_watched(self, context: ResilienceContext) -> Any:
         """Do the same where slow calls count: each has a ticket of its own."""
         if self._pending:
-            await self._run_pending()
+            await self._announcer.run_pending()
         self._refuse(context)
         ticket = await self._enter(context)
         try:
@@ -510,7 +325,8 @@ class _BoundCircuitBreaker:
         except Exception as caught:  # noqa: BLE001 - judged, then raised again
             error = caught
         except BaseException:
-            self._release(ticket)
+            with self._lock:
+                self._state.interrupt(ticket, self._now())
             raise
         else:
             return await self._judged(context, ticket, None, result)
@@ -586,7 +402,9 @@ class _BoundCircuitBreaker:
         if not was_open or not isinstance(ticket, Probe):
             return ticket
         try:
-            await self._announce(step, "on_half_opened", CircuitHalfOpenedEvent, context=context)
+            await self._announcer.announce(
+                step, "on_half_opened", CircuitHalfOpenedEvent, context=context
+            )
         except BaseException:
             with self._lock:
                 self._state.release(ticket)
@@ -648,7 +466,9 @@ class _BoundCircuitBreaker:
             await self._opened(context, opening, outcome_of(context, error, result))
         elif closed:
             facts = {"context": context, "outcome": outcome_of(context, error, result)}
-            await self._announce(step, "on_closed", CircuitClosedEvent, manual=False, **facts)
+            await self._announcer.announce(
+                step, "on_closed", CircuitClosedEvent, manual=False, **facts
+            )
 
     async def _is_nothing(
         self, context: ResilienceContext, error: Exception | None, result: Any
@@ -674,11 +494,11 @@ class _BoundCircuitBreaker:
         try:
             duration = await self._compute_break(context, opening)
         except BaseException:
-            self._announced(opening.number)
+            self._announcer.announced(opening.number)
             raise
         facts: dict[str, Any] = {"context": context, "break_duration": duration, "manual": False}
         facts["outcome"] = outcome
-        await self._announce(opening.number, "on_opened", CircuitOpenedEvent, **facts)
+        await self._announcer.announce(opening.number, "on_opened", CircuitOpenedEvent, **facts)
 
     async def _compute_break(self, context: ResilienceContext, opening: Opening) -> float:
         generator = self._options.break_duration_generator
@@ -698,27 +518,6 @@ class _BoundCircuitBreaker:
         with self._lock:
             self._state.set_break(opening, duration)
         return duration
-
-    # ---- announcing ---------------------------------------------------------------------------
-
-    async def _announce(self, step: int, name: str, kind: type[Any], **facts: Any) -> None:
-        """Tell of a step; once the hook was called the next step may follow, and it is awaited."""
-        hook = getattr(self._options, name)
-        await run_hook(partial(self._called, step, hook, kind), facts, name)
-
-    def _called(self, step: int, hook: Any, kind: type[TelemetryEvent], facts: Any) -> object:
-        try:
-            if hook is None and not self._site.wants(kind):
-                return None
-            event = kind(**facts)
-            self._site.report(event)
-            return None if hook is None else hook(event)
-        finally:
-            self._announced(step)
-
-    def _announced(self, step: int) -> None:
-        with self._lock:
-            self._state.announced(step)
 
     def is_idle(self, now: float) -> bool:
         """Whether the circuit is closed and has nothing counted."""
@@ -765,7 +564,7 @@ class _BoundCircuitBreaker:
             changed = self._state.isolate()
             step = self._state.unannounced
         if changed:
-            self._tell(step, "on_opened", CircuitOpenedEvent, break_duration=math.inf)
+            self._announcer.tell(step, "on_opened", CircuitOpenedEvent, break_duration=math.inf)
 
     def close(self) -> None:
         with self._lock:
@@ -773,29 +572,4 @@ class _BoundCircuitBreaker:
             changed = self._state.close()
             step = self._state.unannounced
         if changed:
-            self._tell(step, "on_closed", CircuitClosedEvent)
-
-    def _tell(self, step: int, name: str, kind: type[TelemetryEvent], **facts: Any) -> None:
-        """Tell of a step by hand: run a plain hook now; leave a coroutine hook to the next call."""
-        hook: Any = getattr(self._options, name)
-        facts |= {"context": None, "outcome": None, "manual": True}
-        if hook is not None and inspect.iscoroutinefunction(hook):
-
-            def leave(event: TelemetryEvent) -> None:  # which listeners have got already
-                self._pending.append(partial(hook, event))
-
-            self._called(step, leave, kind, facts)
-            return
-        answer = self._called(step, hook, kind, facts)
-        if inspect.isawaitable(answer):
-            self._pending.append(lambda: answer)
-
-    async def _run_pending(self) -> None:
-        while self._pending:
-            try:
-                hook = self._pending.popleft()
-            except IndexError:  # another thread was quicker
-                return
-            answer = hook()
-            refuse_awaitable(answer, "a hook of a transition by hand")
-            await answer
+            self._announcer.tell(step, "on_closed", CircuitClosedEvent)

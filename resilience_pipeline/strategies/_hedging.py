@@ -182,7 +182,7 @@ class _BoundHedging:
             self._latencies = options.delay_generator.start()
         self._purse: Purse | None = None
         if options.budget is not None:
-            self._purse = options.budget._purse(site.now)
+            self._purse = options.budget._purse(site)
 
     async def handle(self, context: ResilienceContext) -> Any:
         run = _Run(self._options, self._site, self._latencies, context, self._next)
@@ -477,11 +477,15 @@ class _Run:
 
     def _add_up(self, context: ResilienceContext) -> None:
         if self.spending is not None:
-            self._settle_with(self.spending)
+            self.spending.close()
+        around = context._sync
         for entrant in self._race.entrants:
-            context._invocations += entrant.context._invocations
             self._record(entrant)
-            entrant.context.end()
+            if around is None:
+                context._invocations += entrant.context._invocations
+                entrant.context.end()
+            else:  # where they have been counted at once, and losers may be on their way still
+                around.when_gone(entrant.context.end)
             entrant.result = entrant.error = entrant.outcome = None
 
     def _tell_of_cancelled(self) -> None:
@@ -506,14 +510,6 @@ class _Run:
             duration=entrant.ended - entrant.began,
             severity=Severity.WARNING if entrant.handled else Severity.INFO,
         )
-
-    def _settle_with(self, spending: Spending) -> None:
-        """Have hedges given back that never started: of those left alone in threads, when it is known."""
-        around = self._context._sync
-        if around is None:
-            spending.close()
-        else:
-            around.when_gone(spending.close)
 
     def _record(self, entrant: Entrant) -> None:
         """Note an attempt in the history, or the tries that a strategy inside has noted of it."""

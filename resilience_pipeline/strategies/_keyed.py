@@ -55,9 +55,95 @@ class Bound(Protocol):
 
 
 B = TypeVar("B", bound=Bound)
+E = TypeVar("E", bound="Entry")
 
 #: How many keys that can't be let go an addition may look at, on average.
 _LOOKS = 64
+
+
+class Entry(Protocol):
+    """What is kept of a key.
+
+    Attributes:
+        inside: How many are inside now.
+        used_at: When it was left last.
+    """
+
+    inside: int
+    used_at: float
+
+    def is_idle(self, now: float) -> bool:
+        """Whether forgetting it could not change an answer; asked while nobody is inside."""
+        ...
+
+
+class KeyTable(OrderedDict[Hashable, E]):
+    """What is kept by key, in the order in which the keys were left, but for those in use.
+
+    Pure bookkeeping: no lock, no clock. Its user calls every method under a lock of its own.
+
+    Args:
+        max_keys: How many keys are kept, but for those that are in use.
+        key_idle: Seconds after which an idle key that was not used is let go.
+    """
+
+    def __init__(self, max_keys: int, key_idle: float) -> None:
+        super().__init__()
+        self.max_keys = max_keys
+        self._key_idle = key_idle
+        #: Additions for which nobody is looked at, where many would be that can't be let go.
+        self._skips = 0
+
+    def let_go(self, now: float) -> None:
+        """Forget keys that have not been used for long, then the least recently used ones."""
+        if self._skips > 0:
+            self._skips -= 1
+            return
+        surplus = len(self) - self.max_keys
+        gone: list[Hashable] = []
+        looked_at = 0
+        # The collector may close a call in between, which then leaves: the next addition looks on.
+        entries = iter(self.items())
+        while True:
+            try:
+                key, entry = next(entries)
+            except (StopIteration, RuntimeError):
+                break
+            young = not entry.inside and now - entry.used_at < self._key_idle
+            if young and len(gone) >= surplus:
+                break  # those after it were used later
+            looked_at += 1
+            if not entry.inside and entry.is_idle(now):
+                gone.append(key)
+        for key in gone:
+            del self[key]
+        self._skips = (looked_at - len(gone)) // _LOOKS
+
+
+def ask_key(
+    key_of: Callable[[ResilienceContext], Any], context: ResilienceContext, origin: str
+) -> Hashable:
+    """Ask a plain function for the key of a call.
+
+    Raises:
+        MisuseError: What it gives is no key.
+    """
+    key = key_of(context)
+    if inspect.isawaitable(key):
+        refuse_awaitable(key, "key")
+        if inspect.iscoroutine(key):
+            key.close()
+        msg = f"{origin}: key= must be a plain function, it gave an awaitable"
+        raise MisuseError(msg)
+    try:
+        hash(key)
+    except TypeError:
+        msg = (
+            f"{origin}: key= must give something that can be hashed, a text for "
+            f"example; it gave {key!r}"
+        )
+        raise MisuseError(msg) from None
+    return key  # type: ignore[no-any-return]
 
 
 class _Entry(Generic[B]):
@@ -68,6 +154,9 @@ class _Entry(Generic[B]):
         self.handle = handle
         self.inside = 0
         self.used_at = 0.0
+
+    def is_idle(self, now: float) -> bool:
+        return self.bound.is_idle(now)
 
 
 class KeyedStrategies(Generic[B]):
@@ -93,16 +182,11 @@ class KeyedStrategies(Generic[B]):
         kept: Callable[[B], None] | None = None,
     ) -> None:
         self._key = key
-        self._max_keys = max_keys
-        self._key_idle = key_idle
         self._make = make
         self._site = site
         self._kept = kept
         self._lock = Lock()
-        #: In the order in which they were left, but for those that somebody is inside of.
-        self._entries: OrderedDict[Hashable, _Entry[B]] = OrderedDict()
-        #: Additions for which nobody is looked at, where many would be that can't be let go.
-        self._skips = 0
+        self._entries: KeyTable[_Entry[B]] = KeyTable(max_keys, key_idle)
 
     def __len__(self) -> int:
         """Return the number of keys that are kept."""
@@ -126,34 +210,14 @@ class KeyedStrategies(Generic[B]):
 
     async def handle(self, context: ResilienceContext) -> Any:
         """Run the inside under the strategy of the call's key."""
-        key = self._key_of(context)
+        key = ask_key(self._key, context, self._site.origin)
         entry, keys = self._enter(key)
         try:
-            if keys > self._max_keys and self._site.wants(KeysExceededEvent):
-                self._site.report(
-                    KeysExceededEvent(context=context, key=key, keys=keys, max_keys=self._max_keys)
-                )
+            if keys > self._entries.max_keys:
+                tell_of_keys(self._site, context, key, keys, self._entries.max_keys)
             return await entry.handle(context)
         finally:
             self._leave(key, entry)
-
-    def _key_of(self, context: ResilienceContext) -> Hashable:
-        key = self._key(context)
-        if inspect.isawaitable(key):
-            refuse_awaitable(key, "key")
-            if inspect.iscoroutine(key):
-                key.close()
-            msg = f"{self._site.origin}: key= must be a plain function, it gave an awaitable"
-            raise MisuseError(msg)
-        try:
-            hash(key)
-        except TypeError:
-            msg = (
-                f"{self._site.origin}: key= must give something that can be hashed, a text for "
-                f"example; it gave {key!r}"
-            )
-            raise MisuseError(msg) from None
-        return key  # type: ignore[no-any-return]
 
     def _enter(self, key: Hashable) -> tuple[_Entry[B], int]:
         """Give a key's entry and, where it is new, how many keys there are now."""
@@ -166,7 +230,7 @@ class KeyedStrategies(Generic[B]):
             if entry is None:
                 entry = self._entries[key] = made
                 entry.inside += 1
-                self._let_go(self._site.now())
+                self._entries.let_go(self._site.now())
             else:
                 entry.inside += 1
             keys = len(self._entries)
@@ -193,24 +257,14 @@ class KeyedStrategies(Generic[B]):
             entry.used_at = self._site.now()
             self._entries.move_to_end(key)
 
-    def _let_go(self, now: float) -> None:
-        """Forget keys that have not been used for long, then the least recently used ones."""
-        if self._skips > 0:
-            self._skips -= 1
-            return
-        surplus = len(self._entries) - self._max_keys
-        gone: list[Hashable] = []
-        looked_at = 0
-        for key, entry in self._entries.items():
-            young = not entry.inside and now - entry.used_at < self._key_idle
-            if young and len(gone) >= surplus:
-                break  # those after it were used later
-            looked_at += 1
-            if not entry.inside and entry.bound.is_idle(now):
-                gone.append(key)
-        for key in gone:
-            del self._entries[key]
-        self._skips = (looked_at - len(gone)) // _LOOKS
+
+def tell_of_keys(
+    site: Site, context: ResilienceContext, key: Hashable, keys: int, max_keys: int
+) -> None:
+    """Tell listeners that more keys are in use than `max_keys`."""
+    if site.wants(KeysExceededEvent):
+        event = KeysExceededEvent(context=context, key=key, keys=keys, max_keys=max_keys)
+        site.report(event)
 
 
 def keyed(options: Any, site: Site, make: Callable[[Any], tuple[B, Handler]], **told: Any) -> Any:

@@ -121,8 +121,8 @@ class ResilienceLock:
 
     # ---- for the strategy
 
-    def _use(self) -> tuple[int, int]:
-        """Count the keys under which it is held, and those who wait."""
+    def _counts(self) -> tuple[int, int]:
+        """How many are held, of one or more keys, and how many calls wait."""
         with self._guard:
             places = list(self._places.values())
         return len(places), sum(len(place.queue or ()) for place in places)
@@ -260,9 +260,10 @@ class _BoundLock:
         self._site = site
 
     def health(self) -> dict[str, Any]:
-        """Show whether it is held; by a thread that a time limit has left alone, too."""
-        held, queued = self._lock._use()
-        return {"held": held, "queued": queued, "idle": not held}
+        held, queued = self._lock._counts()
+        # One that is shared outlives the pipeline.
+        idle = not held or self._options.lock is not None
+        return {"held": held, "queued": queued, "idle": idle}
 
     async def handle(self, context: ResilienceContext) -> Any:
         key = _WHOLE if self._key is None else await self._ask_key(self._key, context)

@@ -24,7 +24,7 @@ from ._base import Handler, Site, Strategy
 from ._single_flight import Flight, SingleFlight, enter, leave
 
 if TYPE_CHECKING:
-    from .._stream import StreamExecution
+    from .._priming import StreamExecution
     from ._recorder import Recorder
     from ._recordings import RecordingKey
 
@@ -140,6 +140,12 @@ class _BoundRecordReplay:
         self._copied = copied
         self._recorder = Recorder(options, site)
         self._flights: SingleFlight[_Brought] = SingleFlight()
+
+    def health(self) -> dict[str, Any]:
+        recording = len(self._flights)
+        # Another one would start afresh, and remove what this one has recorded.
+        idle = not recording and not (self._mode == "record" and self._recorder.has_started)
+        return {"mode": self._mode, "recording": recording, "idle": idle}
 
     async def handle(self, context: ResilienceContext) -> Any:
         recorder = self._recorder

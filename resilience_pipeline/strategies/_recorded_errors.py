@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from .._errors import ExecutionRejectedError
 from ._faithful import unfaithful
 
 #: Set on classes that are made by a class statement, as opposed to those built into Python.
@@ -98,8 +97,6 @@ def _make(kind: type[Exception], args: tuple[Any, ...], attributes: dict[str, An
     native: Any = next(each for each in kind.__mro__ if not each.__flags__ & _HEAP_TYPE)
     native.__init__(error, *args)
     vars(error).update(attributes)
-    if isinstance(error, ExecutionRejectedError):
-        error._execution = None
     return error
 
 

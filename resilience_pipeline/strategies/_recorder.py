@@ -86,6 +86,11 @@ class Recorder:
 
     # ---- recording
 
+    @property
+    def has_started(self) -> bool:
+        """Whether what was recorded before has been removed."""
+        return self._recordings.is_fresh
+
     def start_afresh(self) -> None:
         """Remove what was recorded before, once."""
         try:

@@ -61,15 +61,18 @@ class Recordings:
 
     Args:
         directory: Path of the directory; made when the first recording is kept.
+
+    Attributes:
+        is_fresh: Whether `start_afresh` has removed what was there.
     """
 
-    __slots__ = ("_directory", "_is_fresh", "_lock")
+    __slots__ = ("_directory", "_lock", "is_fresh")
 
     def __init__(self, directory: str | PathLike[str]) -> None:
         self._directory = Path(directory)
         # Held while files are removed, and then never again: whoever comes meanwhile has to wait.
         self._lock = Lock()
-        self._is_fresh = False
+        self.is_fresh = False
 
     def start_afresh(self) -> None:
         """Remove the recordings that are there, once; files that are not ours stay.
@@ -77,16 +80,16 @@ class Recordings:
         Raises:
             OSError: It could not be done; it is tried again the next time.
         """
-        if self._is_fresh:
+        if self.is_fresh:
             return
         with self._lock:
-            if self._is_fresh:
+            if self.is_fresh:
                 return
             with suppress(FileNotFoundError, NotADirectoryError):  # then there are none
                 for path in list(self._directory.iterdir()):
                     if _OURS.fullmatch(path.name):
                         path.unlink(missing_ok=True)
-            self._is_fresh = True
+            self.is_fresh = True
 
     def path_of(self, key: RecordingKey) -> Path:
         """Give the path of the file of a key."""
@@ -103,7 +106,7 @@ class Recordings:
         path = self.path_of(key)
         try:
             text = path.read_text("utf-8")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, UnicodeError) as error:
             raise broken(path, f"it can't be read: {error}") from error

@@ -11,25 +11,34 @@ Charges that were thought through:
    was not invoked, and `close`, which runs in every case, gives back what was charged.
 3. The attempt is refused further in, or cancelled in a queue there: it was no load to anybody, and is
    given back as well, when it has ended.
-4. A hedge in a thread may be left alone before it has come to the callback, or while it runs that
-   where its context doesn't tell yet. Only when it has ended is it known which, so only then is it
-   decided.
+4. A hedge in a thread is left alone before it has come to the callback, or while it runs that: which
+   of the two is known by then, and one that has not come to it never will.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from attrs import field, frozen
 
 from .._context import ExecutionMark, ResilienceContext
 from .._locks import Lock
-from .._options import checked, is_number, positive_number, rule, shown, to_seconds
+from .._options import (
+    checked,
+    count,
+    function,
+    is_number,
+    positive_duration,
+    positive_number,
+    rule,
+    shown,
+    to_seconds,
+)
 from .._outcome import Failure, Rejected, Success
 from ..telemetry import Severity, TelemetryEvent
-from ._base import Handler
+from ._base import Handler, Site
 from ._budget_window import BudgetWindow, Slice
 
 
@@ -56,16 +65,20 @@ class _Account:
     Attributes:
         lock: Guards everything in here.
         latest: The latest time there was, on the budget's own scale.
-        window: What has been counted; made for the first strategy, when the options are known to be
-            good.
+        counted: What has been counted, a window or with `key=` the keys' windows; made for the first
+            strategy, when the options are known to be good.
     """
 
-    __slots__ = ("latest", "lock", "window")
+    __slots__ = ("counted", "latest", "lock")
 
     def __init__(self) -> None:
         self.lock = Lock()
         self.latest = -math.inf
-        self.window: BudgetWindow | None = None
+        self.counted: Any = None
+
+
+#: What an extra was counted in: to be taken back from there.
+Charge: TypeAlias = "tuple[BudgetWindow, Slice]"
 
 
 def _is_amount(value: Any) -> str | None:
@@ -94,6 +107,11 @@ class RetryBudget:
         min_per_second: Further attempts a second that are granted however few executions there
             are, at least 0.
         window: Seconds (any duration form) over which all that is counted, above 0 and finite.
+        key: Plain function of the context that gives a key (a host, a tenant): each has counts of
+            its own. It is called once for an execution. `None`: all share the counts.
+        max_keys: Keys that are kept, at least 1; keys for which anything is in the window may be
+            more.
+        key_idle: Seconds (any duration form) after which a key that nobody used is let go.
 
     Raises:
         OptionsError: One or more options have bad values.
@@ -104,15 +122,25 @@ class RetryBudget:
     window: float = field(
         default=10.0, kw_only=True, converter=to_seconds, metadata=positive_number()
     )
+    key: Callable[[ResilienceContext], Any] | None = field(
+        default=None, kw_only=True, metadata=function("a function of the context")
+    )
+    max_keys: int = field(default=1024, kw_only=True, metadata=count(minimum=1))
+    key_idle: float = field(
+        default=600.0, kw_only=True, converter=to_seconds, metadata=positive_duration()
+    )
     _account: _Account = field(init=False, factory=_Account, repr=False)
 
-    def _purse(self, now: Callable[[], float]) -> Purse:
-        """Give what one strategy of one pipeline spends from; `now` reads that one's clock."""
-        account = self._account
-        with account.lock:
-            if account.window is None:
-                account.window = BudgetWindow(self.ratio, self.min_per_second, self.window)
-            return Purse(account, account.window, self.window, now)
+    def _purse(self, site: Site) -> Purse:
+        """Give what the strategy that sits at `site` spends from, by that one's clock."""
+        if self.key is not None:
+            from ._keyed_budget import KeyedPurse  # not before somebody wants keys
+
+            return KeyedPurse(self, site)
+        return Purse(self, site)
+
+    def _new_window(self) -> BudgetWindow:
+        return BudgetWindow(self.ratio, self.min_per_second, self.window)
 
     def __repr__(self) -> str:
         """Show the options that differ from their defaults, as in a call."""
@@ -122,18 +150,24 @@ class RetryBudget:
 class Purse:
     """A budget in the hands of one strategy of one pipeline."""
 
-    __slots__ = ("_account", "_length", "_now", "_offset", "_window")
+    __slots__ = ("_account", "_counted", "_length", "_now", "_offset")
 
-    def __init__(
-        self, account: _Account, window: BudgetWindow, length: float, now: Callable[[], float]
-    ) -> None:
-        self._account = account
-        self._window = window
+    def __init__(self, budget: RetryBudget, site: Site) -> None:
+        self._account = account = budget._account
+        with account.lock:
+            if account.counted is None:
+                account.counted = self._start(budget)
+        self._counted = account.counted
         #: Of the window, in seconds.
-        self._length = length
-        self._now = now
+        self._length = budget.window
+        self._now = site.now
         #: What the clock has to be put forward by to agree with the others.
         self._offset = 0.0
+
+    @staticmethod
+    def _start(budget: RetryBudget) -> Any:
+        """Make what the account counts in."""
+        return budget._new_window()
 
     def counting(self, handle: Handler) -> Handler:
         """Have a strategy's handler count executions as firsts."""
@@ -151,22 +185,25 @@ class Purse:
         if cast(ExecutionMark, context.execution).is_new_to(account):
             now = self._now()
             with account.lock:
-                self._window.first(self._agreed(now))
+                self._counted.first(self._agreed(now))
 
     def spending(self) -> Spending:
         """Begin to spend, for one execution."""
         return Spending(self)
 
-    def spend(self) -> Slice | None:
-        """Charge a further attempt; `None` if there is none left."""
+    def spend(self, context: ResilienceContext) -> Charge | None:  # noqa: ARG002 - see `KeyedPurse`
+        """Charge a further attempt of an execution; `None` if there is none left."""
         now = self._now()
+        window: BudgetWindow = self._counted
         with self._account.lock:
-            return self._window.spend(self._agreed(now))
+            counted_in = window.spend(self._agreed(now))
+        return None if counted_in is None else (window, counted_in)
 
-    def give_back(self, charged_to: Slice) -> None:
+    def give_back(self, charge: Charge) -> None:
         """Take a charge back."""
+        window, counted_in = charge
         with self._account.lock:
-            self._window.give_back(charged_to)
+            window.give_back(counted_in)
 
     def _agreed(self, now: float) -> float:
         """Give the budget's time, which never runs backwards; called under the lock.
@@ -195,11 +232,11 @@ class Spending:
         self._purse = purse
         #: By the context of the attempt: where it is charged, and how often the callback had been
         #: invoked by then.
-        self._charges: dict[ResilienceContext, tuple[Slice, int]] = {}
+        self._charges: dict[ResilienceContext, tuple[Charge, int]] = {}
 
     def spend(self, context: ResilienceContext) -> bool:
         """Charge a further attempt, which `context` is for; whether it is granted."""
-        charged_to = self._purse.spend()
+        charged_to = self._purse.spend(context)
         if charged_to is None:
             return False
         self._charges[context] = (charged_to, context._invocations)

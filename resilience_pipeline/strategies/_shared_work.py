@@ -234,7 +234,8 @@ class SharedWork:
     def account_for(self, context: ResilienceContext, *, is_good: bool) -> None:
         """Have the one who started it know what was done for it, and if it was good, what was written."""
         mine = self.context
-        context._invocations += mine._invocations
+        if not self._is_sync:  # or they have been counted at once
+            context._invocations += mine._invocations
         if context._history is not None and self._history is not None:
             context._history.latest.extend(self._history.latest)
             context._history.count += self._history.count

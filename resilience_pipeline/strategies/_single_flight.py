@@ -72,6 +72,10 @@ class SingleFlight(Generic[T]):
         self._lock = Lock()
         self._flights: dict[Hashable, Flight[T]] = {}
 
+    def __len__(self) -> int:
+        """Return the number of flights that have not landed."""
+        return len(self._flights)
+
     def board(self, key: Hashable, runtime: Runtime) -> tuple[Flight[T], bool]:
         """Give the flight for `key`, and whether the caller leads it: then it has to `land` it."""
         mine: Flight[T] = Flight(runtime)

@@ -41,7 +41,15 @@ class SlowCalls:
         sampling_duration: Length of the window in seconds.
     """
 
-    __slots__ = ("_latest", "_minimum_throughput", "_ratio", "_running", "_window", "duration")
+    __slots__ = (
+        "_interrupted",
+        "_latest",
+        "_minimum_throughput",
+        "_ratio",
+        "_running",
+        "_window",
+        "duration",
+    )
 
     def __init__(
         self,
@@ -59,6 +67,8 @@ class SlowCalls:
         # from its front over and over skips ever more dead entries.
         self._running: OrderedDict[RunningCall, None] = OrderedDict()
         self._latest = -math.inf
+        #: Whether slow calls that were interrupted have been counted since somebody looked.
+        self._interrupted = False
 
     def begin(self, epoch: int, now: float) -> RunningCall:
         """Watch a call that begins."""
@@ -70,6 +80,15 @@ class SlowCalls:
         """Watch a call no more; if it has not been counted it never is."""
         self._running.pop(call, None)
 
+    def interrupt(self, call: RunningCall, now: float) -> None:
+        """Watch a call no more that was cancelled; if it was slow by then it counts, else it never does.
+
+        That is told by the next one who looks: who is cancelled has no time for it.
+        """
+        if self._running.pop(call, call) is None and now > call.slow_at:
+            self._count(call.slow_at, slow=True)
+            self._interrupted = True
+
     def end(self, call: RunningCall, now: float) -> bool:
         """Count a call that has ended, unless it counted before; whether it is a slow one."""
         if call not in self._running:
@@ -80,13 +99,14 @@ class SlowCalls:
         return slow
 
     def pass_over(self, now: float) -> bool:
-        """Count the running calls that have passed the limit by now; whether there were any."""
-        passed = False
+        """Count the running calls that have passed the limit by now; whether any has since the last look."""
+        passed, self._interrupted = self._interrupted, False
         while self._running:
-            call = next(iter(self._running))
-            if now <= call.slow_at:
+            call = next(iter(self._running), None)
+            if call is None or now <= call.slow_at:
                 break
-            del self._running[call]
+            if self._running.pop(call, call) is call:
+                continue  # the collector has closed it in between
             self._count(call.slow_at, slow=True)
             passed = True
         return passed
@@ -103,6 +123,7 @@ class SlowCalls:
     def reset(self) -> None:
         """Forget everything."""
         self._running.clear()
+        self._interrupted = False
         self._window.reset()
 
     def _count(self, when: float, *, slow: bool) -> None:

@@ -140,8 +140,6 @@ class _BoundTimeout:
             return await context.runtime.within(limit, self._enter, own, late=late)
         except DeadlineReached:
             pass
-        finally:
-            context._invocations = own._invocations
         return await self.refuse(limit, context, None)
 
     async def _enter(self, context: ResilienceContext) -> Any:

@@ -105,9 +105,9 @@ class WaiterQueue(Generic[W]):
         head = self.head
         if self._unlooked > 0 and (head is None or head.is_alive()):
             return False
-        dead = [waiter for waiter in self.waiting if not waiter.is_alive()]
+        dead = [waiter for waiter in list(self.waiting) if not waiter.is_alive()]
         for waiter in dead:
-            del self.waiting[waiter]
+            self.waiting.pop(waiter, None)
         self._unlooked = len(self.waiting)
         return bool(dead)
 

@@ -8,6 +8,8 @@ import gc
 import math
 import pickle
 import weakref
+from collections.abc import AsyncIterator
+from concurrent import futures
 from functools import partial
 from typing import Any
 
@@ -645,6 +647,28 @@ async def test_a_stored_error_keeps_no_frame_alive() -> None:
 
 
 @anyio_test
+async def test_the_cancellation_of_a_future_is_never_stored() -> None:
+    """Contract: never cancellations; this one is an `Exception`, for calls and streams."""
+    pipeline = B().add_cache(cache_errors=True).build()
+    load = Scripted(futures.CancelledError(), "right")
+    assert isinstance(await raised_by(pipeline.execute, load), futures.CancelledError)
+    assert await pipeline.execute(load) == "right"
+    opened = 0
+
+    async def source() -> AsyncIterator[int]:
+        nonlocal opened
+        opened += 1
+        yield 1
+        raise futures.CancelledError
+
+    for _ in range(2):
+        with pytest.raises(futures.CancelledError):
+            async for _chunk in pipeline.execute_stream(source):
+                pass
+    assert opened == 2
+
+
+@anyio_test
 async def test_a_misuse_is_never_stored() -> None:
     """A mistake in the calling program is no answer."""
     load = Scripted(MisuseError("wrong"), "right")
@@ -844,6 +868,8 @@ async def test_a_value_past_its_ttl_is_not_served_for_a_misuse_or_a_cancel() -> 
     await pipeline.execute(Scripted("old"))
     await clock.advance(2)
     assert isinstance(await raised_by(pipeline.execute, Scripted(MisuseError("x"))), MisuseError)
+    cancelled = Scripted(futures.CancelledError())
+    assert isinstance(await raised_by(pipeline.execute, cancelled), futures.CancelledError)
     async with anyio.create_task_group() as tasks:
         call = spawn(tasks, pipeline.execute, Hanging())
         await tick()

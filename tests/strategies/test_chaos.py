@@ -37,7 +37,9 @@ from resilience_pipeline import (
     TimeoutRejectedError,
     handle_result,
 )
-from resilience_pipeline.testing import VirtualClock, instant
+from resilience_pipeline._switches import switches
+from resilience_pipeline.telemetry import Severity, TelemetryEvent
+from resilience_pipeline.testing import VirtualClock, capture_events, instant
 from support.scripted import Closable, Hanging, Scripted, raised_by, spawn, tick, traceback_length
 
 B = ResiliencePipelineBuilder
@@ -680,6 +682,123 @@ async def test_behavior_that_raises_takes_the_place_of_the_call() -> None:
     pipeline = B().add_chaos_behavior(behavior, **ALWAYS).build()
     assert await raised_by(pipeline.execute, fn) is broken
     assert fn.calls == 0
+
+
+# ---- what listeners are told --------------------------------------------------------------------
+
+
+@KINDS
+@pytest.mark.anyio
+async def test_every_hit_is_told(kind: int) -> None:
+    """The name is Polly's, the severity information, and it is the object that the hook gets."""
+    hooked: list[Any] = []
+    hooks = ["fault", "latency", "outcome", "behavior"]
+    options: dict[str, Any] = {f"on_{hooks[kind]}_injected": hooked.append, **ALWAYS}
+    makers: list[Callable[..., Any]] = [
+        partial(ChaosFault, ConnectionError),
+        partial(ChaosLatency, 3),
+        partial(ChaosOutcome, lambda event: "fake"),
+        partial(ChaosBehavior, lambda event: None),
+    ]
+    strategy = makers[kind](**options)
+    builder = B("p", instance="i", clock=VirtualClock(autojump=True)).add(strategy)
+    context = ResilienceContext(operation_key="op")
+    with capture_events() as events:
+        await builder.build().settle(Scripted("real"), context=context)
+    _, told, _ = events
+    assert told.name == f"Chaos.On{hooks[kind].capitalize()}"
+    assert told.severity is Severity.INFORMATION
+    assert told.context is context
+    assert (told.pipeline_name, told.instance, told.operation_key) == ("p", "i", "op")
+    assert told.strategy_name == strategy.name
+    assert hooked == [told]
+
+
+@KINDS
+@pytest.mark.anyio
+async def test_no_hit_tells_nothing(kind: int) -> None:
+    strategy = of_each_kind([], injection_rate=lambda event: 0)[kind]
+    pipeline = B(clock=VirtualClock(autojump=True)).add(strategy).build()
+    with capture_events() as events:
+        await pipeline.settle(Scripted("real"))
+    assert [event.name for event in events] == ["PipelineExecuting", "PipelineExecuted"]
+
+
+@KINDS
+@pytest.mark.anyio
+async def test_where_nobody_listens_no_event_is_made(
+    kind: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = [
+        ChaosFault(ConnectionError, **ALWAYS),
+        ChaosLatency(3, **ALWAYS),
+        ChaosOutcome(lambda event: "fake", **ALWAYS),
+        ChaosBehavior(lambda event: None, **ALWAYS),
+    ][kind]
+    pipeline = B(clock=VirtualClock(autojump=True)).add(strategy).build()
+    made: list[Any] = []
+
+    def note(event: Any, **fields: Any) -> None:
+        made.append(event)
+
+    monkeypatch.setattr(TelemetryEvent, "__init__", note)
+    monkeypatch.setattr(switches, "is_logged", lambda kind, severity: False)
+    await pipeline.settle(Scripted("real"))
+    assert made == []
+
+
+@pytest.mark.anyio
+async def test_latency_is_told_before_the_wait() -> None:
+    """As in Polly; its hook runs after it."""
+    clock = VirtualClock(autojump=True)
+    log: list[tuple[str, float]] = []
+
+    def listen(event: Any) -> None:
+        if isinstance(event, ChaosLatencyEvent):
+            assert event.latency == 3
+            log.append(("listener", clock.now()))
+
+    pipeline = (
+        B(clock=clock, listeners=[listen])
+        .add_chaos_latency(
+            3, on_latency_injected=lambda event: log.append(("hook", clock.now())), **ALWAYS
+        )
+        .build()
+    )
+    await pipeline.execute(Scripted("real"))
+    assert log == [("listener", 0), ("hook", 3)]
+
+
+@pytest.mark.anyio
+async def test_a_behavior_is_told_when_it_has_run() -> None:
+    log: list[str] = []
+
+    def listen(event: Any) -> None:
+        if isinstance(event, ChaosBehaviorEvent):
+            log.append("listener")
+
+    pipeline = (
+        B(listeners=[listen])
+        .add_chaos_behavior(lambda event: log.append("behavior"), **ALWAYS)
+        .build()
+    )
+    await pipeline.execute(Scripted("real"))
+    assert log == ["behavior", "listener"]
+
+
+@pytest.mark.anyio
+async def test_told_outcomes_are_those_that_come_out() -> None:
+    """Of faults the exception, of outcomes the outcome."""
+    fault = ConnectionError()
+    failing = B().add_chaos_fault(lambda event: fault, **ALWAYS).build()
+    faking = B().add_chaos_outcome(lambda event: "fake", **ALWAYS).build()
+    with capture_events() as events:
+        await failing.settle(Scripted("real"))
+        await faking.settle(Scripted("real"))
+    faults = [event.fault for event in events if isinstance(event, ChaosFaultEvent)]
+    outcomes = [event.outcome for event in events if isinstance(event, ChaosOutcomeEvent)]
+    assert faults == [fault]
+    assert outcomes == [Success("fake")]
 
 
 # ---- weights ------------------------------------------------------------------------------------

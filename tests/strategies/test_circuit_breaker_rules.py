@@ -19,6 +19,7 @@ from resilience_pipeline import (
     OptionsError,
     Rejected,
     ResiliencePipelineBuilder,
+    TimeoutRejectedError,
     handle,
     handle_result,
 )
@@ -410,6 +411,60 @@ async def test_a_cancelled_call_is_no_evidence_unless_it_had_passed() -> None:
         await circuit.clock.advance(2)
         await circuit.succeed()
     assert circuit.state == "closed"
+
+
+@pytest.mark.anyio
+async def test_calls_that_a_timeout_outside_ends_count_if_they_were_slow() -> None:
+    """Contract: slow calls count when they pass the limit; the next call that begins finds out."""
+    clock, control = VirtualClock(autojump=True), CircuitBreakerControl()
+
+    def build(timeout: float) -> Any:
+        return (
+            ResiliencePipelineBuilder(clock=clock)
+            .add_timeout(timeout)
+            .add_circuit_breaker(
+                slow_call_duration=1, slow_call_ratio=0.5, minimum_throughput=2, control=control
+            )
+            .build()
+        )
+
+    async def hang() -> None:
+        await clock.sleep(100)
+
+    for timeout, refused in ((1, False), (2, True)):
+        pipeline = build(timeout)
+        for _ in range(2):
+            assert isinstance((await pipeline.settle(hang)).error, TimeoutRejectedError)
+        assert control.state == "closed"
+        assert isinstance((await pipeline.settle(ok)), Rejected) is refused
+
+
+@pytest.mark.anyio
+async def test_a_slow_trial_call_that_is_cancelled_gives_its_place_back() -> None:
+    """Contract: the next call is the trial; the circuit neither closes nor sticks."""
+    circuit = slow(minimum_throughput=2, consecutive_failures=1)
+    await circuit.fail()
+    await circuit.clock.advance(5)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(circuit.pipeline.settle, anyio.sleep_forever)
+        await anyio.wait_all_tasks_blocked()
+        await circuit.clock.advance(2)
+        tasks.cancel_scope.cancel()
+    assert circuit.state == "half_open"
+    await circuit.succeed()
+    assert circuit.state == "closed"
+
+
+def test_what_was_slow_and_cancelled_leaves_nothing_behind() -> None:
+    """It counts in the window, and when that is over the circuit may be forgotten."""
+    calls = SlowCalls(duration=1, ratio=1, minimum_throughput=2, sampling_duration=30)
+    for now, is_idle in ((0.5, True), (1.5, False)):
+        call = calls.begin(0, 0.0)
+        calls.interrupt(call, now)
+        assert calls.is_idle(now) is is_idle
+    assert calls.pass_over(2.0)
+    assert not calls.pass_over(2.0)
+    assert calls.is_idle(40.0)
 
 
 @pytest.mark.anyio

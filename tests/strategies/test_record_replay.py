@@ -329,11 +329,14 @@ async def test_a_file_that_cannot_be_read_is_an_error(directory: Directory) -> N
 
 
 @pytest.mark.anyio
-async def test_a_failed_write_warns_and_the_result_comes_out(directory: Directory) -> None:
+@pytest.mark.parametrize("mode", ["record", "incremental"])
+async def test_a_failed_write_warns_and_the_result_comes_out(
+    directory: Directory, mode: str
+) -> None:
     """1.10, 8: an I/O failure never takes a good result away, and leaves nothing half written."""
     directory.path.write_text("a file where the directory should be")
     with pytest.warns(RuntimeWarning, match="nothing was recorded for the key"):
-        assert await directory.pipeline("record", key=keyed).execute(double, 21) == 42
+        assert await directory.pipeline(mode, key=keyed).execute(double, 21) == 42
 
 
 @pytest.mark.anyio

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from threading import Thread
 from typing import Any
 
 import anyio
@@ -15,6 +16,7 @@ from resilience_pipeline import (
     BrokenCircuitError,
     Hedging,
     HedgingEvent,
+    KeysExceededEvent,
     MisuseError,
     OptionsError,
     ResilienceContext,
@@ -28,6 +30,7 @@ from resilience_pipeline import (
     TokenBucket,
     handle_result,
 )
+from resilience_pipeline.strategies import Site
 from resilience_pipeline.testing import VirtualClock
 from support.racers import Racers
 from support.scripted import Closable, Hanging, Scripted, raised_by, spawn, tick
@@ -84,6 +87,9 @@ def test_options_read_back_in_seconds() -> None:
         *(("ratio", v) for v in [-0.1, math.nan, math.inf, True, "0.1", None]),
         *(("min_per_second", v) for v in [-1, math.nan, math.inf, False, "1", None]),
         *(("window", v) for v in [0, -1, math.inf, math.nan, True, "10", "soon", None]),
+        *(("key", v) for v in ["host", 1]),
+        *(("max_keys", v) for v in [0, 1.5, None]),
+        *(("key_idle", v) for v in [0, -1, None]),
     ],
 )
 def test_a_bad_option_is_refused_by_name(option: str, value: Any) -> None:
@@ -787,13 +793,189 @@ async def test_a_hedge_before_the_winner_is_charged_with_it(clock: VirtualClock)
     assert await left(budget, clock) == 1
 
 
+# ---- keys -----------------------------------------------------------------------------------------
+
+
+def by_operation(context: ResilienceContext) -> Any:
+    return context.operation_key
+
+
+@ANYIO
+@pytest.mark.parametrize("add", ["add_retry", "add_hedging"])
+async def test_each_key_has_counts_of_its_own(clock: VirtualClock, add: str) -> None:
+    """Of one key all is spent, of another one nothing."""
+    budget = RetryBudget(ratio=0, min_per_second=0.2, window=10, key=by_operation)
+    options: dict[str, Any] = {"budget": budget, "delay": 0}
+    options |= {"max_retry_attempts": 9} if add == "add_retry" else {"max_hedged_attempts": 9}
+    pipeline = getattr(B(clock=clock), add)(**options).build()
+    for key, calls in (("a", 3), ("a", 1), ("b", 3), ("b", 1)):
+        fn = Scripted(ConnectionError)
+        await raised_by(partial(pipeline.execute, fn, operation_key=key))
+        assert fn.calls == calls
+
+
+@ANYIO
+async def test_the_firsts_of_a_key_are_its_own(clock: VirtualClock) -> None:
+    """Ten calls of `a` buy an extra for `a` alone."""
+    budget = RetryBudget(ratio=0.1, min_per_second=0, key=by_operation)
+    pipeline = B(clock=clock).add_retry(delay=0, budget=budget).build()
+    for _ in range(10):
+        await pipeline.execute(Scripted("value"), operation_key="a")
+    for key, calls in (("b", 1), ("a", 2)):
+        fn = Scripted(ConnectionError)
+        await raised_by(partial(pipeline.execute, fn, operation_key=key))
+        assert fn.calls == calls
+
+
+@ANYIO
+async def test_a_key_is_asked_for_once_in_an_execution(clock: VirtualClock) -> None:
+    """Where hedging and retry share the budget too, and however many attempts there are."""
+    asked: list[ResilienceContext] = []
+
+    def key(context: ResilienceContext) -> str:
+        asked.append(context)
+        return "a"
+
+    budget = RetryBudget(ratio=9, key=key)
+    pipeline = (
+        B(clock=clock)
+        .add_retry(max_retry_attempts=2, delay=0, budget=budget)
+        .add_hedging(delay=0, budget=budget)
+        .add_retry(max_retry_attempts=2, delay=0, budget=budget)
+        .build()
+    )
+    await raised_by(pipeline.execute, Scripted(ConnectionError))
+    assert len(asked) == 1
+
+
+@ANYIO
+async def test_an_attempt_that_is_not_made_is_given_back_to_its_key(clock: VirtualClock) -> None:
+    """`on_retry` raises: what was charged is there for the next one."""
+
+    def refuse(_: RetryEvent) -> None:
+        raise ZeroDivisionError
+
+    budget = RetryBudget(ratio=0, min_per_second=0.1, window=10, key=by_operation)
+    hooked = B(clock=clock).add_retry(delay=0, budget=budget, on_retry=refuse).build()
+    await raised_by(partial(hooked.execute, Scripted(ConnectionError), operation_key="a"))
+    pipeline = B(clock=clock).add_retry(delay=0, budget=budget).build()
+    fn = Scripted(ConnectionError)
+    await raised_by(partial(pipeline.execute, fn, operation_key="a"))
+    assert fn.calls == 2
+
+
+def keys_of(budget: RetryBudget) -> list[Any]:
+    return list(budget._account.counted)
+
+
+@ANYIO
+async def test_keys_with_an_empty_window_go_when_another_one_comes(clock: VirtualClock) -> None:
+    """`max_keys` and `key_idle`: the least recently used one first, none that has counts."""
+    heard: list[Any] = []
+    budget = RetryBudget(window=10, key=by_operation, max_keys=2, key_idle=60)
+    pipeline = (
+        B(name="api", clock=clock, listeners=[heard.append])
+        .add_retry(delay=0, budget=budget)
+        .build()
+    )
+
+    async def call(key: str) -> None:
+        await pipeline.execute(Scripted("value"), operation_key=key)
+
+    for key in "abc":
+        await call(key)
+    assert keys_of(budget) == ["a", "b", "c"]
+    (event,) = [each for each in heard if isinstance(each, KeysExceededEvent)]
+    assert (event.key, event.keys, event.max_keys, event.strategy_name) == ("c", 3, 2, "Retry")
+    await clock.sleep(10)
+    await call("b")
+    assert keys_of(budget) == ["a", "c", "b"]  # looked at when a key is added
+    await call("d")
+    assert keys_of(budget) == ["b", "d"]
+    await clock.sleep(60)
+    await call("e")
+    assert keys_of(budget) == ["e"]
+
+
+@ANYIO
+async def test_counts_that_were_let_go_are_not_spent_from(clock: VirtualClock) -> None:
+    """A call that outlives its key's counts spends from those that the key has now."""
+    budget = RetryBudget(ratio=0, min_per_second=0.1, window=10, key=by_operation, max_keys=1)
+    pipeline = B(clock=clock).add_retry(max_retry_attempts=1, delay=0, budget=budget).build()
+    calls = 0
+
+    async def slow() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            await clock.sleep(20)
+            await pipeline.execute(Scripted("value"), operation_key="other")
+            assert keys_of(budget) == ["other"]
+            await clock.sleep(20)
+            await raised_by(partial(pipeline.execute, Scripted(OSError), operation_key="a"))
+        raise ConnectionError
+
+    await raised_by(partial(pipeline.execute, slow, operation_key="a"))
+    assert calls == 1
+
+
+@ANYIO
+async def test_a_budgets_key_that_is_none_is_a_misuse(clock: VirtualClock) -> None:
+    """It is plain and gives what can be hashed; nothing is called."""
+
+    async def later(_: ResilienceContext) -> str:
+        return "a"
+
+    for key in (later, lambda _: ["a"]):
+        pipeline = B(clock=clock).add_retry(budget=RetryBudget(key=key)).build()
+        fn = Scripted("value")
+        error = await raised_by(pipeline.execute, fn)
+        assert isinstance(error, MisuseError)
+        assert "key=" in str(error)
+        assert not fn.calls
+
+
+def test_threads_share_the_counts_of_a_key() -> None:
+    """Of a hundred calls in ten threads all of one key, as many extras as there are."""
+    budget = RetryBudget(ratio=0, min_per_second=7 / 1000, window=1000, key=by_operation)
+    pipeline = B().add_retry(max_retry_attempts=1, delay=0, budget=budget).build()
+    made: list[int] = []
+
+    def fail() -> None:
+        made.append(1)
+        raise ConnectionError
+
+    def work() -> None:
+        for _ in range(10):
+            pipeline.settle_sync(fail, operation_key="a")
+
+    threads = [Thread(target=work) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 107
+
+
 # ---- clocks ---------------------------------------------------------------------------------------
+
+
+def site_with(now: Callable[[], float]) -> Site:
+    return Site(
+        pipeline_name=None,
+        instance=None,
+        strategy_name="Retry",
+        position=0,
+        now=now,
+        random=lambda: 0.5,
+        close_timeout=5.0,
+    )
 
 
 def test_a_reading_that_comes_late_counts_as_the_latest() -> None:
     """Two threads read one clock and get to the budget in another order: time does not run backwards."""
     budget, times = RetryBudget(ratio=0, min_per_second=0.2), [0.0, 0.9, 0.1, 10.5, 10.9]
-    purse = budget._purse(lambda: times.pop(0))
+    purse = budget._purse(site_with(lambda: times.pop(0)))
     purse.meet(ResilienceContext())
     spending = purse.spending()
     granted = [spending.spend(ResilienceContext()) for _ in range(4)]

@@ -27,7 +27,7 @@ from resilience_pipeline import (
     SlidingWindow,
     TokenBucket,
 )
-from resilience_pipeline.strategies._keyed import KeyedStrategies
+from resilience_pipeline.strategies._keyed import KeyedStrategies, KeyTable
 from resilience_pipeline.testing import VirtualClock
 from support.inside import Room, boom, ok
 
@@ -458,3 +458,27 @@ def test_sixteen_threads_lose_no_permit_while_keys_come_and_go() -> None:
     assert worst[0] <= 2
     for key in "abc":
         assert pipeline.execute_sync(lambda: 1, operation_key=key) == 1
+
+
+class _Kept:
+    """What is kept of a key, and may have another key be left while it is looked at."""
+
+    def __init__(self, meanwhile: Callable[[], object]) -> None:
+        self.inside = 0
+        self.used_at = 0.0
+        self.meanwhile = meanwhile
+
+    def is_idle(self, now: float) -> bool:
+        self.meanwhile()
+        return True
+
+
+def test_a_call_that_is_closed_while_keys_are_looked_at() -> None:
+    """The garbage collector may run in the middle of it: the next addition looks at the rest."""
+    table: KeyTable[_Kept] = KeyTable(max_keys=1, key_idle=600)
+    table["a"] = _Kept(lambda: table.move_to_end("a"))
+    table["b"] = table["c"] = table["d"] = _Kept(lambda: None)
+    table.let_go(0.0)
+    assert list(table) == ["b", "c", "d"]
+    table.let_go(0.0)
+    assert list(table) == ["d"]

@@ -139,6 +139,28 @@ def test_a_grant_of_the_living_is_not_taken_back() -> None:
     assert queue.leave(people[0]) is True
 
 
+def test_one_that_leaves_while_the_dead_are_looked_for() -> None:
+    """The garbage collector may close a call in the middle of it, whose `finally` leaves the queue."""
+    queue: WaiterQueue[Any] = WaiterQueue()
+
+    class Leaving:
+        def __init__(self, other: Any) -> None:
+            self.other = other
+
+        def wake(self) -> bool:
+            return False
+
+        def is_alive(self) -> bool:
+            queue.leave(self.other)
+            return False
+
+    last = Leaving(None)
+    for each in (Leaving(last), last):
+        queue.join(each)
+    assert queue.drop_dead()
+    assert not len(queue)
+
+
 class LimiterMachine(RuleBasedStateMachine):
     """A limiter of two permits, played by the queue's rules, in any order of events.
 

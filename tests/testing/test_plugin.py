@@ -107,12 +107,15 @@ def test_afterwards():
 """
 
 EVENTS = """
+import threading
+
 import pytest
 from resilience_pipeline import ResiliencePipelineBuilder
-from resilience_pipeline._switches import switches
+from resilience_pipeline import _switches
 from resilience_pipeline.testing import flaky
 
-pipeline = ResiliencePipelineBuilder("built before").build()
+pipeline = ResiliencePipelineBuilder("shop").add_retry(delay=0).build()
+NAMES = ["PipelineExecuting", "ExecutionAttempt", "OnRetry", "ExecutionAttempt", "PipelineExecuted"]
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -122,18 +125,28 @@ def anyio_backend(request):
 
 @pytest.mark.anyio
 async def test_in_a_loop(resilience_events):
-    await pipeline.execute(flaky("page"))
-    assert [each.name for each in resilience_events] == ["PipelineExecuting", "PipelineExecuted"]
+    assert resilience_events == []  # a list of its own for each test
+    assert await pipeline.execute(flaky(ConnectionError, "page")) == "page"
+    assert [event.name for event in resilience_events] == NAMES
+    assert {event.pipeline_name for event in resilience_events} == {"shop"}
 
 
 def test_in_a_thread(resilience_events):
-    assert resilience_events == []
-    pipeline.execute_sync(flaky("page"))
-    assert {each.pipeline_name for each in resilience_events} == {"built before"}
+    call = threading.Thread(target=pipeline.execute_sync, args=(flaky(ConnectionError, "page"),))
+    call.start()
+    call.join()
+    assert [event.name for event in resilience_events] == NAMES
+
+
+@pytest.mark.anyio
+async def test_with_the_other_fixtures(resilience_events, resilience_instant, virtual_clock):
+    slow = ResiliencePipelineBuilder(clock=virtual_clock).add_retry(delay="1h").build()
+    assert await slow.execute(flaky(ConnectionError, "page")) == "page"
+    assert resilience_events[2].delay == 3600
 
 
 def test_afterwards():
-    assert not switches.on
+    assert not _switches.switches.on
 """
 
 WITHOUT = """
@@ -158,8 +171,8 @@ def test_resilience_instant(tmp_path: Path) -> None:
 
 
 def test_resilience_events(tmp_path: Path) -> None:
-    """From the test's beginning to its end, of all pipelines."""
-    assert passed(run_pytest(tmp_path, EVENTS, "-p", "no:randomly"), 4)
+    """All events of the test, in all threads, and no longer."""
+    assert passed(run_pytest(tmp_path, EVENTS, "-p", "no:randomly"), 6)
 
 
 def test_the_library_is_not_imported_until_a_fixture_is_used(tmp_path: Path) -> None:
@@ -169,11 +182,12 @@ def test_the_library_is_not_imported_until_a_fixture_is_used(tmp_path: Path) -> 
 
 def test_fixtures_are_documented(tmp_path: Path) -> None:
     run = run_pytest(tmp_path, "", "--fixtures")
-    for name, words in (
-        ("virtual_clock", "autojump=True"),
-        ("resilience_events", "What happens"),
-        ("resilience_instant", "no time"),
-    ):
+    fixtures = {
+        "virtual_clock": "autojump=True",
+        "resilience_events": "events of all pipelines",
+        "resilience_instant": "no time",
+    }
+    for name, words in fixtures.items():
         described = run.stdout.partition(f"{name} -- ")[2].splitlines()
         assert words in described[1]
 
