@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 
 from .. import _instant
 from .._errors import DeadlineReached
+from ._asyncio_scopes import is_in_scope
 from ._asyncio_shield import Shield, is_shielded
 from ._base import FOREVER, Child, Clock, Interruption, Runtime, Spawner, TimerHandle, Waiter
 
@@ -476,7 +477,7 @@ class _AsyncioWaiter(Waiter):
                 woken = await self._future
             finally:
                 timer.cancel()
-        if "anyio._backends._asyncio" in modules and not is_shielded():
+        if is_in_scope() and not is_shielded():
             # A cancel scope that was cancelled together with the wake-up has not reached the task
             # yet; whoever waits must not go on as if it had not been.
             await modules["anyio.lowlevel"].checkpoint_if_cancelled()

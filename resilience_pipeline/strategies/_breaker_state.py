@@ -39,7 +39,8 @@ ISOLATED: Final = "isolated"
 class Probe:
     """The ticket of a trial call; it is slow past `slow_at`.
 
-    It loses its place at `lapses_at`, whether anybody takes that or not, and decides nothing then.
+    From `lapses_at` on the next call takes its place, and it decides nothing any more. As long as
+    none comes it does: or good calls that take longer than a break would never close the circuit.
     """
 
     __slots__ = ("lapses_at", "slow_at")
@@ -198,7 +199,7 @@ class BreakerState:
         """Count a success; whether the circuit has closed by it."""
         if isinstance(ticket, Probe):
             # One that was slow keeps its place, and `pass_slow` finds it.
-            if not self._is_current(ticket, now) or now > ticket.slow_at:
+            if not self._is_current(ticket) or now > ticket.slow_at:
                 return False
             del self._probes[ticket]
             self._good_probes += 1
@@ -223,7 +224,7 @@ class BreakerState:
     def record_failure(self, ticket: Ticket, now: float, error: Exception | None) -> Opening | None:
         """Count a failure (`error`, or a handled result); how the circuit has opened by it, if so."""
         if isinstance(ticket, Probe):
-            if not self._is_current(ticket, now):
+            if not self._is_current(ticket):
                 return None
             self.last_handled = error
             return self._open(now)
@@ -262,10 +263,7 @@ class BreakerState:
         if slow is None:
             return None
         if self.state == HALF_OPEN:
-            # Noticed late it still counts, unless its place had lapsed before it was slow.
-            too_slow = any(
-                probe.slow_at < min(now, probe.lapses_at) for probe in list(self._probes)
-            )
+            too_slow = any(now > probe.slow_at for probe in list(self._probes))
         else:
             fresh = slow.pass_over(now)
             if isinstance(ended, RunningCall) and ended.epoch == self.epoch:
@@ -334,8 +332,7 @@ class BreakerState:
     def set_break(self, opening: Opening, duration: float) -> None:
         """Set the length of the break that began with `opening`, if it still lasts."""
         if self.state == OPEN and opening.number == self._steps and self.opened_at is not None:
-            # A break of no length ends at once, but in a place of no length no probe could decide.
-            self._break_duration = duration or self._configured_break
+            self._break_duration = duration
             self.blocked_until = self.opened_at + duration
 
     def isolate(self) -> bool:
@@ -364,8 +361,8 @@ class BreakerState:
         self._steps += 1
         self.unannounced = self._steps
 
-    def _is_current(self, probe: Probe, now: float) -> bool:
-        return self.state == HALF_OPEN and probe in self._probes and now < probe.lapses_at
+    def _is_current(self, probe: Probe) -> bool:
+        return self.state == HALF_OPEN and probe in self._probes
 
     def _counts(self, ticket: int | RunningCall) -> bool:
         epoch = ticket if isinstance(ticket, int) else ticket.epoch

@@ -179,7 +179,10 @@ class Timeline:
 
     def add(self, when: float, callback: Callable[[], object]) -> TimerHandle:
         """Register a callback, or have it run in the loop's next turn when it is due already."""
-        host = self.host()
+        return self.add_in(self.host(), when, callback)
+
+    def add_in(self, host: Host | None, when: float, callback: Callable[[], object]) -> TimerHandle:
+        """Do the same where the loop is known."""
         if host is not None and when <= self.now:
             timer = TimerHandle(when, callback, self.timers, None)
             if host.run_soon(partial(self.run, timer)):
@@ -190,15 +193,22 @@ class Timeline:
             self.timers.push(timer)
         return timer
 
-    def run(self, timer: TimerHandle) -> None:
-        """Run one timer in the loop that moved the clock."""
+    def run(self, timer: TimerHandle, loop: Loop | None = None) -> None:
+        """Run one timer in the loop that moved the clock.
+
+        Args:
+            timer: The timer.
+            loop: The loop, if it finds what this has woken there in its own queue.
+        """
         try:
             timer.run()
         finally:
             with self.lock:
                 # Whomever it has woken, in whichever loop: nobody is known to be idle any more.
-                for party in self._parties.values():
-                    party.idle, party.stirred = False, True
+                for other, party in self._parties.items():
+                    party.idle = False
+                    # To begin to look once more would cost each instant as many turns again.
+                    party.stirred = party.stirred or other is not loop
 
     def step(self, target: float) -> list[TimerHandle] | None:
         """Move to the next instant that matters, `target` being the last; None: no more of them."""
@@ -244,7 +254,8 @@ class Timeline:
             if not mine.pending:
                 self.leave(loop, mine)
                 return []
-            mine.idle = self.advancing > 0 or self.threads.count > 0 or self._is_any_loop_busy()
+            busy = len(self._parties) > 1 and self._is_any_loop_busy()
+            mine.idle = busy or self.advancing > 0 or self.threads.count > 0
             return [] if mine.idle else self._take_due(_LAST_INSTANT)
 
     def _is_any_loop_busy(self) -> bool:
@@ -362,8 +373,10 @@ class VirtualClock:
         host = self._host("sleep")
         if seconds <= 0:
             await host.checkpoint()
-        else:
-            await host.wait_until(partial(self._timeline.add, self._timeline.now + seconds))
+            return
+        timeline = self._timeline
+        loop = None if isinstance(host, ThreadHost) else host
+        await host.wait_until(partial(timeline.add_in, loop, timeline.now + seconds))
 
     def call_at(self, when: float, callback: Callable[[], object]) -> TimerHandle:
         """Have a function called once at a given time.

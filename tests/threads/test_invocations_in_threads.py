@@ -201,7 +201,7 @@ def test_an_attempt_left_alone_in_the_callback_stays_charged(hand: HandClock, ga
     see(gate.entered)
     hand.expire(SOON, 2)
     assert is_timed_out(call.result())
-    window = budget._account.window
+    window = budget._account.counted
     assert window is not None
     assert window._extras == 1
 
