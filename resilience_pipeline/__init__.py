@@ -41,7 +41,14 @@ from ._predicates import OutcomeEvent, Predicate, handle, handle_inner, handle_r
 from ._stream import ResilienceStream
 from ._sync import SyncResilienceStream
 from .strategies import Strategy
-from .telemetry import AttemptCompleted, CloseErrorEvent, PipelineExecuted, PipelineExecuting
+from .telemetry import (
+    AttemptCompleted,
+    CloseErrorEvent,
+    PipelineExecuted,
+    PipelineExecuting,
+    ReloadEvent,
+    ReloadFailedEvent,
+)
 
 if TYPE_CHECKING:
     from ._durations import Duration
@@ -79,6 +86,7 @@ if TYPE_CHECKING:
         HedgingEvent,
         KeysExceededEvent,
         Lock,
+        LockRejectedEvent,
         PercentileDelay,
         RateLimiter,
         RateLimiterRejectedEvent,
@@ -142,6 +150,7 @@ __all__ = [
     "KeysExceededEvent",
     "Lock",
     "LockRejectedError",
+    "LockRejectedEvent",
     "MisuseError",
     "OptionsError",
     "Outcome",
@@ -159,6 +168,8 @@ __all__ = [
     "RecordReplayKeyEvent",
     "RecordingNotFoundError",
     "Rejected",
+    "ReloadEvent",
+    "ReloadFailedEvent",
     "ResilienceContext",
     "ResilienceError",
     "ResilienceLock",

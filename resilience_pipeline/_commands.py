@@ -102,8 +102,8 @@ def _never(name: str, instance: str | None) -> NoReturn:
 def _explained(plan: Plan) -> list[str]:
     lines = [f"{option} = {value!r}" for option, value in plan.options.items()]
     for number, step in enumerate(plan.steps, 1):
-        lines.append(f"{number}. {step}")
-        told = "" if isinstance(step, Nested) else inspect.getdoc(step) or ""
+        lines.append(f"{number}. {step if isinstance(step, Nested) else step.made}")
+        told = "" if isinstance(step, Nested) else inspect.getdoc(step.made) or ""
         if told:
             lines.append("   " + told.partition("\n\n")[0].replace("\n", " "))
     return lines or ["nothing: calls pass as they are"]

@@ -20,17 +20,18 @@ from ._builder import ResiliencePipelineBuilder
 from ._errors import OptionsError
 from ._options import Bad, refusal, to_seconds
 from ._pipeline import ResiliencePipeline
+from ._recipes import Recipe, as_made
 from ._references import (
     NotFoundError,
     find,
     kinds_of_strategies,
     kinds_of_values,
     looks_like_name,
+    named_kind,
     names_of_errors,
     similar,
     takes_references,
 )
-from .strategies import Strategy
 
 Table: TypeAlias = Mapping[str, Any]
 Find: TypeAlias = Callable[[str, "str | None"], ResiliencePipeline]
@@ -51,7 +52,7 @@ class Nested:
         return f"pipeline {self.pipeline!r}{of}"
 
 
-Step: TypeAlias = "Strategy[Any] | Nested"
+Step: TypeAlias = "Recipe | Nested"
 
 
 class Plan:  # noqa: PLW1641 - compared, never looked up
@@ -61,7 +62,7 @@ class Plan:  # noqa: PLW1641 - compared, never looked up
     table, a limiter of the user's for example, need not know when it equals another.
 
     Attributes:
-        steps: The strategies and nested pipelines, outermost first.
+        steps: How to make the strategies, and the nested pipelines, outermost first.
         options: What the table says about the pipeline as a whole.
     """
 
@@ -82,7 +83,7 @@ class Plan:  # noqa: PLW1641 - compared, never looked up
             if isinstance(step, Nested):
                 builder.add_pipeline(self._find(step.pipeline, step.instance))
             else:
-                builder.add(step)
+                builder.add(step.make())
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Plan):
@@ -240,9 +241,11 @@ class _Reader:
         if make is None:
             return None
         strategy = self._made(path, table, make)
-        if strategy is not None and not callable(getattr(strategy, "bind", None)):
-            self._note(f"{path}.type", f"{table['type']!r} makes no strategy, but {strategy!r}")
-        return cast("Strategy[Any] | None", strategy)
+        if strategy is not None and not callable(getattr(strategy.made, "bind", None)):
+            self._note(
+                f"{path}.type", f"{table['type']!r} makes no strategy, but {strategy.made!r}"
+            )
+        return strategy
 
     def _nested_pipeline(self, outer: str, path: str, table: dict[str, Any]) -> Nested | None:
         good = self._table(path, table, ("type", "pipeline", "instance"), ("pipeline",))
@@ -285,7 +288,7 @@ class _Reader:
                 self._note(path, f"{name!r} is no class, but {found!r}")
         return None
 
-    def _made(self, path: str, table: Table, make: Callable[..., Any]) -> object:
+    def _made(self, path: str, table: Table, make: Callable[..., Any]) -> Recipe | None:
         """Make an object of a table; `None`, with all its mistakes noted, if it can't be made."""
         before = len(self.problems)
         given = {name: value for name, value in table.items() if name != "type"}
@@ -305,7 +308,7 @@ class _Reader:
                 options[name] = None  # so that the others can be judged
         noted = tuple(problem.partition(": ")[0] for problem in self.problems[before:])
         try:
-            made = make(**options)
+            made = Recipe(make, options)
         except OptionsError as error:
             for problem in error.problems or (str(error),):
                 where, what = _located(path, problem, parameters)
@@ -324,11 +327,15 @@ class _Reader:
             return self._stood_for(path, value, must_be=False)
         if refusal(field, value) is None or not takes_references(field):
             return value
+        kind = named_kind(field) if _is_untyped_table(value) else None
+        if kind is not None:
+            table = {"type": kind, **cast("Table", value)}
+            return self._made(path, table, kinds_of_values()[kind])
         found = self._stood_for(path, value, must_be=True)
         if not isinstance(found, list):
             return found
-        array = cast("list[object]", found)
-        return tuple(array) if refusal(field, tuple(array)) is None else array
+        array = tuple(cast("list[object]", found))
+        return array if refusal(field, as_made(array)) is None else list(array)
 
     def _stood_for(self, path: str, value: object, *, must_be: bool) -> object:
         """Give what a text, a table or an array of such stands for, if it stands for anything."""
@@ -411,6 +418,10 @@ def _located(path: str, problem: str, options: Iterable[str]) -> tuple[str, str]
     """Split a sentence about an option into the option's path and the rest."""
     name, _, rest = problem.partition(" ")
     return (_join(path, name), rest) if name in options else (path, problem)
+
+
+def _is_untyped_table(value: object) -> bool:
+    return isinstance(value, Mapping) and "type" not in value
 
 
 def _flat(value: object) -> Iterator[object]:

@@ -219,7 +219,8 @@ def text_or_none() -> dict[str, Any]:
 def instance(kind: type, description: str) -> dict[str, Any]:
     """Say that the option is an instance of `kind`, or `None`."""
     expected = f"{description}, or None"
-    return rule(lambda v: None if v is None or isinstance(v, kind) else expected, REFERENCE)
+    check: Rule = lambda value: None if value is None or isinstance(value, kind) else expected  # noqa: E731
+    return rule(check, REFERENCE) | {"kind": kind}
 
 
 # ---- the collector ----------------------------------------------------------------------------

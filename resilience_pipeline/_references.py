@@ -116,6 +116,12 @@ def kinds_of_values() -> dict[str, type[Any]]:
     }
 
 
+def named_kind(field: Any) -> str | None:
+    """Give the `type` that goes without saying for an option, if its value is of one kind alone."""
+    kind = field.metadata.get("kind")
+    return next((name for name, each in kinds_of_values().items() if each is kind), None)
+
+
 #: Converters of options that are data.
 _OF_DATA = frozenset({to_name, to_seconds, to_seconds_or_none, to_signed_seconds})
 

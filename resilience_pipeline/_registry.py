@@ -29,10 +29,11 @@ from ._errors import MisuseError, OptionsError
 from ._health import health_of, is_idle
 from ._instances import Instance, Instances, circular
 from ._locks import Lock
+from ._outcome import Failure
 from ._pipeline import ResiliencePipeline
 from ._works import WaitingRoom, Work
 from .runtime import Clock
-from .telemetry import Listener
+from .telemetry import Listener, ReloadEvent, ReloadFailedEvent
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -235,7 +236,7 @@ class ResiliencePipelineRegistry:
         The objects that `get` gave stay valid: their next calls, streams and attempts by way of
         `add_pipeline` go through the new strategies, whose state is fresh; calls in flight end on
         the old ones. All instances or none: if `configure` fails for one, its error comes out, and
-        the old ones serve on. A name that has not been used yet stays unbuilt.
+        the old ones serve on. Listeners are told of both, for each instance. A name that has not been used yet stays unbuilt.
 
         Args:
             name: The name.
@@ -266,23 +267,39 @@ class ResiliencePipelineRegistry:
                 for name, entry in entries.items()
             }
             built: dict[str, dict[Instance, ResiliencePipeline]] = {name: {} for name in entries}
-            while True:
-                with self._lock:
-                    missing = [
-                        (name, instance)
-                        for name, entry in entries.items()
-                        for instance in entry.instances.all()
-                        if instance not in built[name]
-                    ]
-                    if not missing:
-                        _refuse_circles(built.values())
-                        for name, entry in entries.items():
-                            entry.configure = wanted[name]
-                            entry.version += 1
-                            entry.instances.reload(built[name])
-                        return
-                for name, instance in missing:
-                    built[name][instance] = self._build(name, instance.key, wanted[name])
+            told: list[Instance] = []
+            try:
+                while missing := self._put_in_place(entries, wanted, built):
+                    for name, instance in missing:
+                        told.append(instance)
+                        _tell_of_reload(instance)
+                        built[name][instance] = self._build(name, instance.key, wanted[name])
+            except Exception as error:
+                for instance in told:
+                    _tell_of_failure(instance, error)
+                raise
+
+    def _put_in_place(
+        self,
+        entries: Mapping[str, _Entry],
+        wanted: Mapping[str, Configure],
+        built: Mapping[str, dict[Instance, ResiliencePipeline]],
+    ) -> list[tuple[str, Instance]]:
+        """Put what was built in place; or give what is missing yet, and change nothing."""
+        with self._lock:
+            missing = [
+                (name, instance)
+                for name, entry in entries.items()
+                for instance in entry.instances.all()
+                if instance not in built[name]
+            ]
+            if not missing:
+                _refuse_circles(built.values())
+                for name, entry in entries.items():
+                    entry.configure = wanted[name]
+                    entry.version += 1
+                    entry.instances.reload(built[name])
+        return missing
 
     @contextmanager
     def _claim(self, name: str, missing: Configure | None) -> Generator[_Entry, None, None]:
@@ -420,8 +437,8 @@ class ResiliencePipelineRegistry:
             `"pipeline"` and what it says about itself: `"state"`, `"throughput"`, `"failures"`,
             `"failure_rate"`, `"opened_at"`, `"blocked_until"` and `"retry_after"` for a circuit
             breaker, `"permits"`, `"free"` and `"queued"` for a concurrency limiter, `"available"`,
-            `"retry_after"` and `"queued"` for a rate limiter; and `"idle"`, whether it may be
-            forgotten.
+            `"retry_after"` and `"queued"` for a rate limiter, `"held"` (under how many keys) and
+            `"queued"` for a lock; and `"idle"`, whether it may be forgotten.
         """
         with self._lock:
             found = [(name, list(entry.instances)) for name, entry in list(self._entries.items())]
@@ -496,6 +513,18 @@ class ResiliencePipelineRegistry:
             idle = is_idle(pipeline)
             with self._lock:
                 entry.instances.settle(key, pipeline, forget=idle)
+
+
+def _tell_of_reload(instance: Instance) -> None:
+    outlet = instance.current._outlet
+    if outlet.wants(ReloadEvent):
+        outlet.report(ReloadEvent())
+
+
+def _tell_of_failure(instance: Instance, error: Exception) -> None:
+    outlet = instance.current._outlet
+    if outlet.wants(ReloadFailedEvent):
+        outlet.report(ReloadFailedEvent(outcome=Failure(error)))
 
 
 def _described(doing: str, name: str, instance: str | None = None) -> str:

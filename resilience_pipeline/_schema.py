@@ -17,7 +17,7 @@ import attrs
 
 from ._options import REFERENCE, to_name, to_seconds, to_seconds_or_none, to_signed_seconds
 from ._predicates import to_predicate
-from ._references import kinds_of_strategies, kinds_of_values
+from ._references import kinds_of_strategies, kinds_of_values, named_kind
 
 Schema = dict[str, Any]
 
@@ -61,7 +61,7 @@ def schema(names: Iterable[str] = ()) -> Schema:
             "strategy.pipeline": _NESTED,
         }
         | {f"strategy.{name}": _table(name, kind) for name, kind in strategies.items()}
-        | {f"object.{name}": _table(name, kind) for name, kind in values.items()},
+        | {f"object.{name}": _table(name, kind, ()) for name, kind in values.items()},
     }
 
 
@@ -144,13 +144,13 @@ def _one_of(room: str, kinds: Iterable[str], names: Iterable[str]) -> Schema:
     }
 
 
-def _table(name: str, kind: Callable[..., Any]) -> Schema:
+def _table(name: str, kind: Callable[..., Any], required: Iterable[str] = ("type",)) -> Schema:
     documentation = cleandoc(kind.__doc__ or "")
     table: Schema = {
         "description": documentation.partition("\n\n")[0].replace("\n", " "),
         "type": "object",
         "properties": {"type": {"const": name}},
-        "required": ["type"],
+        "required": [*required],
         "additionalProperties": False,
     }
     if not isinstance(kind, type) or not attrs.has(kind):
@@ -171,6 +171,10 @@ def _table(name: str, kind: Callable[..., Any]) -> Schema:
 def _option(field: Any) -> Schema:
     said: Schema | None = field.metadata.get("schema")
     made = _BY_CONVERTER.get(field.converter, said)
+    kind = named_kind(field)
+    if kind is not None:
+        untyped = {"type": "object", "not": {"required": ["type"]}}
+        return {"if": untyped, "then": {"$ref": f"#/$defs/object.{kind}"}, "else": REFERENCE}
     if made is None:  # anything; but what is a table with a type can be looked into
         made = {"if": {"type": "object", "required": ["type"]}, "then": _OBJECT}
         made = made if "rule" in field.metadata else {}

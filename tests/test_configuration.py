@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,12 @@ from resilience_pipeline import (
     PercentileDelay,
     RateLimiter,
     RateLimiterRejectedError,
+    Rejected,
     ResilienceContext,
     ResiliencePipelineBuilder,
     ResiliencePipelineRegistry,
     Retry,
+    RetryBudget,
     SlidingWindow,
     Strategy,
     Timeout,
@@ -135,6 +137,71 @@ def test_other_values_are_tables_too() -> None:
     assert loaded({"type": "hedging", "delay_generator": delay}) == (
         Hedging(delay_generator=PercentileDelay(0.95, max=5)),
     )
+
+
+@pytest.mark.parametrize("kind", ["retry", "hedging"])
+@pytest.mark.parametrize("typed", [{}, {"type": "retry_budget"}])
+@pytest.mark.parametrize("written", [{}, {"ratio": 0.2, "window": "20s"}])
+def test_a_budget_is_a_table_that_needs_no_type(
+    kind: str, typed: dict[str, Any], written: dict[str, Any]
+) -> None:
+    (strategy,) = loaded({"type": kind, "budget": {**typed, **written}})
+    assert isinstance(strategy, Retry | Hedging)
+    assert repr(strategy.budget) == repr(RetryBudget(**written))
+
+
+def test_mistakes_in_a_table_without_a_type_are_told() -> None:
+    assert problems_of({"type": "retry", "budget": {"ratio": -1, "windw": 1}}) == [
+        "[0].budget.windw: is no option of 'retry_budget'; did you mean 'window'?",
+        "[0].budget.ratio: must be a finite number of at least 0, got -1",
+    ]
+
+
+def test_a_budget_that_pipelines_share_goes_by_its_registered_name() -> None:
+    budget = RetryBudget()
+    retry, hedging = loaded(
+        {"type": "retry", "budget": "shared"},
+        {"type": "hedging", "budget": "shared"},
+        registered={"shared": budget},
+    )
+    assert isinstance(retry, Retry)
+    assert isinstance(hedging, Hedging)
+    assert retry.budget is hedging.budget is budget
+
+
+class Tickets:
+    """A limit of the user's, which counts from when it is made, or by another one."""
+
+    def __init__(self, count: int = 1, others: Sequence[Tickets] = ()) -> None:
+        self.count = count
+        self.others = others
+
+    def try_acquire(self, now: float) -> float:
+        if self.others:
+            return self.others[0].try_acquire(now)
+        self.count -= 1
+        return 0.0 if self.count >= 0 else 1.0
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_tables_come_to_is_each_instances_own(nested: bool) -> None:
+    """And that of each reload: instances keep their state apart, whatever keeps it."""
+    limiter: dict[str, Any] = {"type": "tickets"}
+    if nested:
+        limiter["others"] = [{"type": "tickets"}]
+    registry = ResiliencePipelineRegistry()
+    registry.register("tickets", Tickets)
+    registry.load(
+        table({"type": "rate_limiter", "limiter": limiter}, {"type": "retry", "budget": {}})
+    )
+    one, two = registry.get("a", "one"), registry.get("a", "two")
+    for _ in range(2):
+        for pipeline in (one, two):
+            assert pipeline.execute_sync(lambda: 1) == 1
+            assert isinstance(pipeline.settle_sync(lambda: 1), Rejected)
+        registry.reload("a")
+    budgets = [pipeline.strategies[1].budget for pipeline in (one, two)]  # type: ignore[attr-defined]
+    assert budgets[0] is not budgets[1]
 
 
 def test_errors_go_by_name() -> None:

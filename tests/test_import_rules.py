@@ -41,7 +41,7 @@ LEVELS: list[list[set[str]]] = [
     [{"_pipeline"}],
     [{"_reloadable", "_health"}],
     [{"_builder"}, {"_instances"}, {"_works"}],
-    [{"_references"}],
+    [{"_references"}, {"_recipes"}],
     [{"_configuration"}, {"_schema"}],
     [{"_watching"}],
     [{"_registry"}],

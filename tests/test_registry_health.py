@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from resilience_pipeline import (
     CircuitBreakerControl,
+    PropertyKey,
+    ResilienceContext,
     ResilienceLock,
     ResiliencePipelineBuilder,
     ResiliencePipelineRegistry,
@@ -18,6 +21,15 @@ from resilience_pipeline import (
 )
 from resilience_pipeline.testing import VirtualClock
 from support.calls import B, BoomError, boom, hang, ok, running
+
+KEY = PropertyKey[Any]("key")
+
+
+def fails() -> None:
+    raise BoomError
+
+
+def nothing() -> None: ...
 
 
 def one(registry: ResiliencePipelineRegistry, name: str = "a") -> Any:
@@ -234,6 +246,25 @@ async def test_what_records_afresh_is_not_let_go(tmp_path: Path) -> None:
         async with running(handle.execute, hang):
             assert (one(registry)["recording"], one(registry)["idle"]) == (1, False)
         assert one(registry)["idle"] is idle
+
+
+@pytest.mark.parametrize("keys", [("1", 1), (1, "1"), ("1", 1, Fraction(1, 3), "Fraction(1, 3)")])
+def test_keys_that_are_written_alike_hide_nothing(keys: tuple[Any, ...]) -> None:
+    """Neither each other's state, nor that one of them is not idle."""
+
+    def configure(builder: ResiliencePipelineBuilder) -> None:
+        builder.add_circuit_breaker(
+            consecutive_failures=1, key=lambda context: context.properties[KEY]
+        )
+
+    registry = registry_of(configure)
+    for key in keys:
+        context = ResilienceContext(properties={KEY: key})
+        registry.get("a").settle_sync(fails if key == keys[0] else nothing, context=context)
+    report = one(registry)
+    states = [each["state"] for each in report["keys"].values()]
+    assert states == ["open", *["closed"] * (len(keys) - 1)]
+    assert not report["idle"]
 
 
 class Foreign:

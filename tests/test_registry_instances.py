@@ -16,16 +16,20 @@ from resilience_pipeline import (
     CircuitBreakerControl,
     ConcurrencyLimiterRejectedError,
     FixedWindow,
+    LockRejectedError,
     RateLimiterRejectedError,
     ResilienceContext,
     ResiliencePipelineBuilder,
     ResiliencePipelineRegistry,
     Strategy,
     Timeout,
+    TimeoutRejectedError,
     TokenBucket,
 )
 from resilience_pipeline.strategies import Handler, Site, SupportsHealth
 from resilience_pipeline.testing import VirtualClock
+from support.beside import LIMIT, Gate, let_go
+from support.beside import HandClock as TimePasses
 from support.calls import B, BoomError, boom, hang, ok, running
 
 
@@ -411,6 +415,25 @@ def test_a_strategy_that_can_not_tell_stays() -> None:
     kept.get("1")
     kept.get("2")
     assert kept.kept == ["1", "2"]
+
+
+def test_a_lock_that_a_thread_still_holds_stays() -> None:
+    """The call has ended with its time; what it does goes on, and nobody else may be inside."""
+    hand = TimePasses()
+    gate = Gate(clock=hand)
+
+    def configure(builder: ResiliencePipelineBuilder) -> None:
+        builder.add_timeout(LIMIT).add_lock(max_wait=0)
+
+    kept = Kept(configure, 1, clock=hand)
+    try:
+        assert isinstance(kept.get("1").settle_sync(gate).error, TimeoutRejectedError)
+        kept.get("2")
+        kept.get("3")
+        refused = kept.get("1").settle_sync(lambda: None)
+    finally:
+        let_go(gate)
+    assert isinstance(refused.error, LockRejectedError)
 
 
 # ---- against a registry that forgets nothing ----------------------------------------------------

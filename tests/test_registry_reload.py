@@ -14,8 +14,11 @@ from resilience_pipeline import (
     BrokenCircuitError,
     CircuitBreaker,
     ConcurrencyLimiterRejectedError,
+    Failure,
     MisuseError,
     Rejected,
+    ReloadEvent,
+    ReloadFailedEvent,
     ResiliencePipeline,
     ResiliencePipelineBuilder,
     ResiliencePipelineRegistry,
@@ -26,7 +29,8 @@ from resilience_pipeline import (
     current_context,
 )
 from resilience_pipeline._reloadable import PipelineHandle
-from resilience_pipeline.testing import VirtualClock
+from resilience_pipeline.telemetry import Severity, TelemetryEvent
+from resilience_pipeline.testing import VirtualClock, capture_events
 from support.calls import B, BoomError, Calls, Watching, boom, hang, ok, running, tick, tick_until
 
 Configure = Callable[[ResiliencePipelineBuilder], Any]
@@ -124,6 +128,77 @@ def test_a_failing_configure_leaves_all_of_the_old_in_place(instances: list[str 
     assert registry.get("a", "new").strategies == (Timeout(1),)
     registry.reload("a", lambda builder: builder.add_timeout(3))
     assert handles[0].strategies == (Timeout(3),)
+
+
+def told(events: list[TelemetryEvent]) -> list[tuple[str, str | None, str | None]]:
+    return [(each.name, each.pipeline_name, each.instance) for each in events]
+
+
+def test_listeners_are_told_of_each_instance() -> None:
+    """Polly's table: `OnReload`, information, no outcome; those of the registry and of all pipelines."""
+    events: list[TelemetryEvent] = []
+    registry = registered(lambda builder: builder.add_timeout(1), listeners=[events.append])
+    registry.reload("a")  # nothing is there that could be rebuilt
+    assert events == []
+    for instance in (None, "x"):
+        registry.get("a", instance)
+    with capture_events() as of_all:
+        registry.reload("a")
+    assert sorted(told(events), key=str) == [("OnReload", "a", "x"), ("OnReload", "a", None)]
+    assert of_all == events
+    for event in events:
+        assert isinstance(event, ReloadEvent)
+        assert event.severity == Severity.INFORMATION
+        assert (event.context, event.outcome, event.duration) == (None, None, None)
+        assert (event.strategy_name, event.operation_key) == (None, None)
+
+
+def test_listeners_are_told_of_a_reload_that_fails() -> None:
+    """RG-08: on-reload, then reload-failed, an error, with the exception; for all instances or none."""
+    events: list[TelemetryEvent] = []
+    registry = registered(lambda builder: builder.add_timeout(1), listeners=[events.append])
+    for instance in ("x", "y"):
+        registry.get("a", instance)
+    error = ZeroDivisionError()
+
+    def fails(builder: ResiliencePipelineBuilder) -> None:
+        if len(events) == 2:
+            raise error
+
+    with pytest.raises(ZeroDivisionError):
+        registry.reload("a", fails)
+    assert [each.name for each in events] == ["OnReload"] * 2 + ["ReloadFailed"] * 2
+    assert [each.instance for each in events] == ["y", "x", "y", "x"]
+    for event in events[2:]:
+        assert isinstance(event, ReloadFailedEvent)
+        assert event.severity == Severity.ERROR
+        assert event.outcome == Failure(error)
+        assert event.context is None
+
+
+def test_a_reload_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    registry = registered(lambda builder: builder.add_timeout(1))
+    registry.get("a", "x")
+    with caplog.at_level("INFO"), pytest.raises(ZeroDivisionError):
+        registry.reload("a", lambda _: 1 / 0)  # type: ignore[arg-type, return-value]
+    assert [record.getMessage() for record in caplog.records] == [
+        "OnReload: pipeline 'a', instance 'x'",
+        "ReloadFailed: pipeline 'a', instance 'x': ZeroDivisionError: division by zero",
+    ]
+
+
+def test_a_listener_that_reloads_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    """It would wait for the very reload that it is told of; that is logged, and the reload goes on."""
+
+    def listen(_: TelemetryEvent) -> None:
+        registry.reload("a")
+
+    registry = registered(lambda builder: builder.add_timeout(1), listeners=[listen])
+    handle = registry.get("a")
+    registry.reload("a", lambda builder: builder.add_timeout(2))
+    assert handle.strategies == (Timeout(2),)
+    (record,) = [each for each in caplog.records if each.levelname == "ERROR"]
+    assert "can never end" in record.getMessage()
 
 
 @pytest.mark.anyio

@@ -219,7 +219,7 @@ class Both(Strategy[Any]):
 def test_no_call_sees_a_mixture() -> None:
     """Calls in three threads while the pipeline is reloaded over and over."""
     seen: list[tuple[int, int]] = []
-    version, over = 0, Event()
+    version, called, over = 0, Event(), Event()
 
     def configure(builder: ResiliencePipelineBuilder) -> None:
         builder.add(Both(version, seen)).add(Both(version, seen))
@@ -231,9 +231,11 @@ def test_no_call_sees_a_mixture() -> None:
     def call() -> None:
         while not over.is_set():
             handle.execute_sync(lambda: None)
+            called.set()
 
     def reload() -> None:
         nonlocal version
+        called.wait()
         for version in range(1, 200):  # noqa: B007
             registry.reload("a")
         over.set()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ._fallback import Fallback, FallbackEvent
     from ._hedging import Hedging, HedgingActionEvent, HedgingDelayEvent, HedgingEvent
     from ._keyed import KeysExceededEvent
-    from ._lock import Lock, ResilienceLock
+    from ._lock import Lock, LockRejectedEvent, ResilienceLock
     from ._percentile_delay import PercentileDelay
     from ._rate_limiter import (
         FixedWindow,
@@ -82,6 +82,7 @@ __all__ = [
     "HedgingEvent",
     "KeysExceededEvent",
     "Lock",
+    "LockRejectedEvent",
     "PercentileDelay",
     "RateLimiter",
     "RateLimiterRejectedEvent",
@@ -142,6 +143,7 @@ if not TYPE_CHECKING:  # to which every name would be one that is there
             "HedgingEvent": "._hedging",
             "KeysExceededEvent": "._keyed",
             "Lock": "._lock",
+            "LockRejectedEvent": "._lock",
             "PercentileDelay": "._percentile_delay",
             "RateLimiter": "._rate_limiter",
             "RateLimiterRejectedEvent": "._rate_limiter",

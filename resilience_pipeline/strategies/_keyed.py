@@ -200,9 +200,12 @@ class KeyedStrategies(Generic[B]):
 
     def health(self) -> dict[str, Any]:
         """Show the state of each key, those that are no text as they are written in a program."""
-        reports = {
-            key if isinstance(key, str) else repr(key): bound.health() for key, bound in self
-        }
+        reports: dict[str, dict[str, Any]] = {}
+        for key, bound in self:
+            name = key if isinstance(key, str) else repr(key)
+            while name in reports:  # 1 and "1", for example
+                name += " (another)"
+            reports[name] = bound.health()
         return {"keys": reports, "idle": all(report["idle"] for report in reports.values())}
 
     async def handle(self, context: ResilienceContext) -> Any:

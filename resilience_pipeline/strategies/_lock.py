@@ -48,6 +48,7 @@ from .._options import (
     to_name,
     to_seconds_or_none,
 )
+from ..telemetry import Severity, StrategyEvent
 from ._base import Handler, Site, Strategy, call_user, origin
 from ._waiters import WaiterQueue
 
@@ -197,6 +198,17 @@ class ResilienceLock:
         self._wake(key, place, heir)
 
 
+class LockRejectedEvent(StrategyEvent):
+    """What is told of a call that has waited for a lock as long as it may.
+
+    Attributes:
+        context: The execution's context.
+    """
+
+    name = "OnLockRejected"
+    severity: Severity = Severity.ERROR
+
+
 @checked
 @frozen(repr=False)
 class Lock(Strategy[LockRejectedError]):
@@ -310,6 +322,8 @@ class _BoundLock:
             raise
         hold = self._lock._quit(*joined, waiter)
         if hold is None:
+            if self._site.wants(LockRejectedEvent):
+                self._site.report(LockRejectedEvent(context=context))
             raise self._refusal(context)
         return hold
 

@@ -144,6 +144,34 @@ class AttemptCompleted(TelemetryEvent):
     handled: bool
 
 
+class ReloadEvent(TelemetryEvent):
+    """A registry is about to build a pipeline that it has given out anew, and to put that in place.
+
+    Attributes:
+        context: `None`: it concerns no execution.
+    """
+
+    name = "OnReload"
+    context: None = None
+    outcome: None = None
+    duration: None = None
+
+
+class ReloadFailedEvent(TelemetryEvent):
+    """A reload has failed, and the pipeline that was there serves on.
+
+    Attributes:
+        context: `None`: it concerns no execution.
+        outcome: What `configure` raised, as a `Failure`; for the other instances of a name too.
+    """
+
+    name = "ReloadFailed"
+    severity: Severity = Severity.ERROR
+    context: None = None
+    outcome: Failure
+    duration: None = None
+
+
 class CloseErrorEvent(TelemetryEvent):
     """Closing something that nobody will get has failed: a discarded result, a given-up source.
 

@@ -1,14 +1,16 @@
 """The log: events as records of the logger `resilience_pipeline`.
 
 Imported only where the program uses `logging` itself. What is amiss is logged wherever the logger
-is enabled for it. What comes with every execution is logged only where somebody has set the level of
-this very logger low enough: a program that logs at `INFO` for its own sake doesn't mean each of its
-calls, and asking the logger for each call would cost more than a bare call does.
+is enabled for it. What comes with every execution is logged where somebody has set the level of this
+very logger low enough, or has the whole program log at `DEBUG`: one that logs at `INFO` for its own
+sake doesn't mean each of its calls. Asking the logger for each call would cost more than a bare call
+does, so it is asked when a level is set.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from math import isnan
 from typing import Any
 
@@ -23,6 +25,23 @@ _TAKEN = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime"})
 #: Shown by other means than their value.
 _APART = frozenset(TelemetryEvent._fields)
 _LONGEST = 500
+
+
+class _Answers(dict[int, bool]):
+    """What a logger has found out about levels, which `logging` empties whenever any level is set.
+
+    That is the only word of it: the level that counts may be the root logger's.
+    """
+
+    __slots__ = ("_then",)
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        super().__init__()
+        self._then = then
+
+    def clear(self) -> None:
+        super().clear()
+        self._then()
 
 
 class Log:
@@ -40,19 +59,13 @@ class Log:
         if self._null is None:
             self._null = logging.NullHandler()
             logger.addHandler(self._null)
-        # The one way in which levels are set, by `dictConfig` too. To be told spares every
-        # execution a question.
-        set_level = logger.setLevel
-
-        def set_level_and_tell(level: int | str) -> None:
-            set_level(level)
-            self._look_at_level()
-
-        logger.setLevel = set_level_and_tell  # type: ignore[method-assign]
+        logger._cache = _Answers(self._look_at_level)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
         self._look_at_level()
 
     def _look_at_level(self) -> None:
-        switches.log(0 < self._logger.level < logging.WARNING)
+        logger = self._logger
+        own = 0 < logger.level < logging.WARNING
+        switches.log(own or logger.getEffectiveLevel() <= logging.DEBUG)
 
     def wants(self, kind: type[TelemetryEvent], severity: int) -> bool:
         """Whether an event would get anywhere."""

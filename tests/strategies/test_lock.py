@@ -22,6 +22,7 @@ from resilience_pipeline import (
     Failure,
     Lock,
     LockRejectedError,
+    LockRejectedEvent,
     MisuseError,
     OptionsError,
     PropertyKey,
@@ -32,7 +33,8 @@ from resilience_pipeline import (
     Success,
     TimeoutRejectedError,
 )
-from resilience_pipeline.testing import VirtualClock
+from resilience_pipeline.telemetry import Severity
+from resilience_pipeline.testing import VirtualClock, capture_events
 from support.inside import Room, boom, ok
 from support.scripted import Background, Hanging, Scripted, raised_by, spawn, tick
 
@@ -435,6 +437,28 @@ async def test_a_refusal_names_pipeline_strategy_operation_and_limit() -> None:
     for twin in (copy.copy(error), pickle.loads(pickle.dumps(error))):
         assert type(twin) is LockRejectedError
         assert (str(twin), twin.strategy_name) == (str(error), "account")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("max_wait", [0, 2])
+async def test_listeners_are_told_of_a_refusal(max_wait: float) -> None:
+    """`OnLockRejected`, an error like the refusals of limiters."""
+    locked = Locked(max_wait=max_wait, name="account")
+    context = ResilienceContext(operation_key="deposit")
+    with capture_events() as events:
+        async with anyio.create_task_group() as tasks:
+            await locked.arrive(tasks, "holder")
+            refused = Background(lambda: locked.pipeline.settle(ok, context=context))
+            tasks.start_soon(refused.run)
+            await tick()
+            await locked.clock.advance(max_wait)
+            locked.room.let_all_out()
+    (event,) = [each for each in events if isinstance(each, LockRejectedEvent)]
+    assert (event.name, event.severity) == ("OnLockRejected", Severity.ERROR)
+    assert (event.pipeline_name, event.strategy_name) == ("svc", "account")
+    assert event.context is context
+    assert (event.operation_key, event.outcome) == ("deposit", None)
+    assert isinstance(refused.value, Rejected)
 
 
 @pytest.mark.anyio

@@ -127,13 +127,46 @@ async def test_the_usual_level_is_heeded(caplog: pytest.LogCaptureFixture) -> No
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("level", [logging.INFO, logging.WARNING])
 async def test_executions_are_not_logged_for_the_root_loggers_sake(
-    caplog: pytest.LogCaptureFixture,
+    level: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A program that logs everything at DEBUG doesn't mean each of its calls."""
-    caplog.set_level(logging.DEBUG)
+    """A program that logs at INFO doesn't mean each of its calls."""
+    caplog.set_level(level)
     await B().add_retry(delay=0).build().execute(Scripted(OSError, 1))
     assert names(caplog.records) == ["OnRetry"]
+    assert not switches.on
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("level", [logging.DEBUG, logging.NOTSET])
+async def test_executions_are_logged_where_the_program_logs_everything(
+    level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the root logger's level, set before or after the pipeline was built; and no longer than that."""
+    pipeline = B().add_retry(delay=0).build()
+    before = logging.getLogger().level
+    caplog.set_level(level)
+    await pipeline.execute(Scripted(OSError, 1))
+    logging.getLogger().setLevel(before)
+    assert not switches.on
+    await pipeline.execute(Scripted(1))
+    logged = [record for record in caplog.records if record.name == NAME]
+    assert names(logged) == [
+        "PipelineExecuting",
+        "ExecutionAttempt",
+        "OnRetry",
+        "ExecutionAttempt",
+        "PipelineExecuted",
+    ]
+
+
+@pytest.mark.anyio
+async def test_its_own_level_goes_before_the_programs(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, logger=NAME)
+    caplog.set_level(logging.DEBUG)
+    await B().add_retry(delay=0).build().execute(Scripted(OSError, 1))
+    assert names([record for record in caplog.records if record.name == NAME]) == ["OnRetry"]
     assert not switches.on
 
 
