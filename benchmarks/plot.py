@@ -16,7 +16,7 @@ from .svg import Curve
 from .tables import Growing
 
 _COLOURS = {BARE: svg.GREY, BY_HAND: svg.ORANGE}
-_OTHERS = (svg.BLUE, svg.GREEN, svg.PURPLE, svg.PINK, svg.OLIVE)
+_OTHERS = (svg.BLUE, svg.GREEN, svg.PURPLE, svg.PINK, svg.OLIVE, svg.BROWN)
 
 _IN_FLIGHT = svg.Axis(
     "calls in flight",

@@ -17,8 +17,16 @@ from attrs import frozen
 Curve: TypeAlias = Mapping[float, float]
 
 GREY = "#808891"
-BLUE, GREEN, PURPLE, PINK, OLIVE, ORANGE = (
-    *("#2f81f7", "#1f9d8a", "#a371f7", "#c94f8c", "#8a9a2b", "#d9822b"),
+BLUE, GREEN, PURPLE, PINK, OLIVE, ORANGE, BROWN = (
+    *(
+        "#2f81f7",
+        "#1f9d8a",
+        "#a371f7",
+        "#c94f8c",
+        "#8a9a2b",
+        "#d9822b",
+        "#a8623f",
+    ),
 )
 
 _WIDTH, _HEIGHT, _TOP = 330, 220, 40
