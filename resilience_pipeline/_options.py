@@ -150,7 +150,7 @@ def or_none(metadata: dict[str, Any]) -> dict[str, Any]:
         expected = None if value is None else check(value)
         return expected and f"{expected}, or None"
 
-    return rule(check_or_none)
+    return rule(check_or_none, metadata["schema"])
 
 
 def positive_duration() -> dict[str, Any]:

@@ -150,6 +150,8 @@ def test_a_real_file_passes() -> None:
         {"type": "timeout"},
         {"type": "circuit_breaker", "failure_ratio": 1.1},
         {"type": "circuit_breaker", "minimum_throughput": 1},
+        {"type": "circuit_breaker", "consecutive_failures": 0},
+        {"type": "circuit_breaker", "slow_call_duration": 1, "slow_call_ratio": 2},
         {"type": "rate_limiter"},
         {"type": "rate_limiter", "limiter": 3},
         {
