@@ -16,9 +16,9 @@ A map of the rooms:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from . import strategies, telemetry
+from . import _lazy, strategies, telemetry
 from ._builder import ResiliencePipelineBuilder
 from ._context import Properties, PropertyKey, ResilienceContext, current_context
 from ._errors import (
@@ -211,25 +211,12 @@ for _name in __all__:
 
 
 if not TYPE_CHECKING:  # to which every name would be one that is there
-
-    def __getattr__(name: str) -> Any:
-        """Import a strategy, or the registry, when it is first asked for."""
-        if name not in __all__:
-            msg = f"module {__name__!r} has no attribute {name!r}"
-            raise AttributeError(msg, name=name)
-        if name == "ResiliencePipelineRegistry":
-            from . import _registry
-
-            thing = _registry.ResiliencePipelineRegistry
-            thing.__module__ = __name__
-        elif name == "Duration":
-            from . import _durations
-
-            thing = _durations.Duration
-        else:
-            thing = getattr(strategies, name)
-        globals()[name] = thing
-        return thing
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = _lazy.lazily(
+        __name__,
+        {
+            **{_name: ".strategies" for _name in strategies.__all__ if _name in __all__},
+            "Duration": "._durations",
+            "ResiliencePipelineRegistry": "._registry",
+        },
+        shown_as=__name__,
+    )

@@ -131,9 +131,8 @@ class ExecutionMark:
 
     def is_new_to(self, counter: object) -> bool:
         """Whether `counter` meets the execution for the first time: true once, whatever thread asks."""
-        counters: dict[object, object] = vars(self).setdefault("counters", {})
         asked = object()
-        return counters.setdefault(counter, asked) is asked
+        return self.note(counter, asked) is asked
 
     def note(self, counter: object, value: object) -> object:
         """Keep a value of a counter's, unless it has one already; give the one that it has."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from typing_extensions import TypeVar
 
 from ._context import ResilienceContext
+from ._layers import makes_attempts
 from ._pipeline import ResiliencePipeline
 from .strategies import Handler, Strategy
 
@@ -143,10 +144,10 @@ class FollowingPipeline(ResiliencePipeline[E_co]):
 
     @property
     def _makes_attempts(self) -> bool:
-        return any(getattr(strategy, "makes_attempts", False) for strategy in self.strategies)
+        return any(map(makes_attempts, self.strategies))
 
     @_makes_attempts.setter
     def _makes_attempts(  # pyright: ignore[reportIncompatibleVariableOverride]
-        self, makes_attempts: bool
+        self, makes: bool
     ) -> None:
         """Don't keep it either."""
