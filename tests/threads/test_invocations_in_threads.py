@@ -44,9 +44,9 @@ def gate() -> Iterator[Gate]:
     let_go(one)
 
 
-def limited(hand: HandClock) -> B[Any]:
+def limited(hand: HandClock, **of_retry: Any) -> B[Any]:
     """Retries around a limit."""
-    return B(clock=hand).add_retry(max_retry_attempts=3, delay=0).add_timeout(SOON)
+    return B(clock=hand).add_retry(max_retry_attempts=3, delay=0, **of_retry).add_timeout(SOON)
 
 
 def left_alone(pipeline: ResiliencePipeline[Any], gate: Gate, hand: HandClock, timers: int) -> Any:
@@ -126,9 +126,12 @@ def test_what_was_left_alone_in_a_queue_is_tried_again(hand: HandClock, gate: Ga
     lock = ResilienceLock()
     holder = Beside(B().add_lock(lock).build().execute_sync, gate)
     see(gate.entered)
-    pipeline = limited(hand).add_timeout(LATE).add_lock(lock).build()
+    decided = threading.Event()
+    limit = limited(hand, on_retry=lambda _: decided.set())
+    pipeline = limit.add_timeout(LATE).add_lock(lock).build()
     call = Beside(lambda: pipeline.settle_sync(lambda: calls.append(1), idempotent=False))
     hand.expire(SOON, 2)
+    see(decided)  # until then the first attempt may still get the lock, and call it
     gate.opened.set()
     outcome = call.result()
     assert isinstance(outcome, Success)
