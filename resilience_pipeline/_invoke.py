@@ -84,8 +84,8 @@ def nested(pipeline: ResiliencePipeline[Any], inside: Handler) -> Handler:
     of the pipeline around them.
     """
     plain_head = pipeline._head
-    find_runtime = pipeline._find_runtime if pipeline._has_clock else None
-    find_threads = pipeline._find_threads
+    finder = pipeline._finder if pipeline._has_clock else None
+    thread_finder = pipeline._thread_finder
 
     async def handle(context: ResilienceContext) -> Any:
         head = plain_head
@@ -93,26 +93,26 @@ def nested(pipeline: ResiliencePipeline[Any], inside: Handler) -> Handler:
             if switches.disabled:
                 return await inside(context)
             head = pipeline._switched_head()
-        outer, find_outer = context._rest, context._find_runtime
-        context._rest = (inside, find_outer, outer)
-        if find_runtime is not None:
-            context._find_runtime = find_runtime if context._sync is None else find_threads
+        outer, outer_finder = context._rest, context._finder
+        context._rest = (inside, outer_finder, outer)
+        if finder is not None:
+            context._finder = finder if context._sync is None else thread_finder
         try:
             return await head(context)
         finally:
-            context._rest, context._find_runtime = outer, find_outer
+            context._rest, context._finder = outer, outer_finder
 
     return handle
 
 
 async def _resume(context: ResilienceContext, rest: Rest) -> Any:
     """Go on inside of a nested pipeline, with the rest of what is around that for its own end."""
-    own = context._find_runtime
-    inside, context._find_runtime, context._rest = rest
+    own = context._finder
+    inside, context._finder, context._rest = rest
     try:
         return await inside(context)
     finally:
-        context._rest, context._find_runtime = rest, own
+        context._rest, context._finder = rest, own
 
 
 def _not_awaitable(fn: object, result: object) -> str:

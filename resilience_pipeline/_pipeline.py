@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, overload
 from typing_extensions import ParamSpec, TypeVar, TypeVarTuple
 
 from ._cancellation import Orphans
-from ._context import History, ResilienceContext, begun, enter, leave, new, reset
+from ._context import BlankContext, History, ResilienceContext, begun, enter, leave, reset
 from ._errors import MisuseError
 from ._invoke import check_callable, invoke, nested
 from ._layers import (
@@ -46,7 +46,7 @@ from ._stream import ResilienceStream
 from ._switches import switches
 from ._sync import SyncResilienceStream
 from ._wrapping import Wrapper, wrapped
-from .runtime import Clock, Runtime, RuntimeFinder
+from .runtime import Clock, Finder, RuntimeFinder, ThreadFinder, finder, thread_finder
 from .runtime._threads import run_here
 from .strategies import Handler, Strategy
 from .strategies._base import gate_of
@@ -84,8 +84,7 @@ class ResiliencePipeline(Generic[E_co]):
         "__weakref__",
         "_clock",
         "_close_timeout",
-        "_find_runtime",
-        "_find_threads",
+        "_finder",
         "_gate",
         "_has_clock",
         "_head",
@@ -96,6 +95,7 @@ class ResiliencePipeline(Generic[E_co]):
         "_outlet",
         "_parts",
         "_runs_in_tasks",
+        "_thread_finder",
         "_watched",
         "instance",
         "name",
@@ -119,8 +119,8 @@ class ResiliencePipeline(Generic[E_co]):
     _clock: Clock | None
     _close_timeout: float
     _has_clock: bool
-    _find_runtime: Callable[[], Runtime]
-    _find_threads: Callable[[], Runtime]
+    _finder: Finder
+    _thread_finder: Finder
     # Of an outermost circuit breaker: gives the refusal of a call that comes during its break.
     _gate: Callable[[str | None], Exception | None] | None
     _makes_attempts: bool
@@ -160,9 +160,8 @@ class ResiliencePipeline(Generic[E_co]):
         set_once("_close_timeout", close_timeout)
         set_once("_clock", clock)
         set_once("_has_clock", clock is not None)
-        finder = RuntimeFinder(clock)
-        set_once("_find_runtime", finder.find)
-        set_once("_find_threads", finder.find_threads)
+        set_once("_finder", finder if clock is None else RuntimeFinder(clock))
+        set_once("_thread_finder", thread_finder if clock is None else ThreadFinder(clock))
         set_once("_now", now)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -201,12 +200,12 @@ class ResiliencePipeline(Generic[E_co]):
         if not callable(fn):
             check_callable(fn, "execute")
         if context is None:
-            context = new(ResilienceContext)  # `begun`, whose frame costs as much as a bare call
+            context = BlankContext()  # `begun`, whose frame costs as much as a bare call
             context.operation_key = operation_key
             context.idempotent = idempotent
             context.attempt = 0
             context.pipeline_name = self.name
-            context._find_runtime = self._find_runtime
+            context._finder = self._finder
             context._fn = fn
             context._args = args
             context._stream = None
@@ -216,7 +215,7 @@ class ResiliencePipeline(Generic[E_co]):
             context._rest = None
         else:
             _check_context(context)
-            context.begin(self.name, self._find_runtime, fn, args)
+            context.begin(self.name, self._finder, fn, args)
         token = enter(context)
         head = self._head  # called as a method it would cost an eighth of a bare call more
         if switches.on:
@@ -279,12 +278,12 @@ class ResiliencePipeline(Generic[E_co]):
         sync: bool = False,
     ) -> ResilienceContext:
         """Give the caller's context, or a new one, bound to an execution that starts now."""
-        find_runtime = self._find_threads if sync else self._find_runtime
+        own_finder = self._thread_finder if sync else self._finder
         if context is None:
-            context = begun(operation_key, idempotent, self.name, find_runtime, fn, args)
+            context = begun(operation_key, idempotent, self.name, own_finder, fn, args)
         else:
             _check_context(context)
-            context.begin(self.name, find_runtime, fn, args)
+            context.begin(self.name, own_finder, fn, args)
         if sync:
             context._sync, context._around = Orphans(), None
         return context

@@ -19,7 +19,7 @@ import math
 import weakref
 from asyncio import CancelledError, current_task
 from asyncio.events import _get_running_loop, get_running_loop
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
 from contextlib import suppress
 from contextvars import copy_context
 from sys import modules, version_info
@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 
 from .. import _instant
 from .._errors import DeadlineReached
+from . import RuntimeFinder
 from ._asyncio_scopes import is_in_scope
 from ._asyncio_shield import Shield, is_shielded
 from ._base import FOREVER, Child, Clock, Interruption, Runtime, Spawner, TimerHandle, Waiter
@@ -137,11 +138,9 @@ def _no_loop() -> None:
 
 # What `current_task` does; a function in Python before 3.12, which doubles the cost of asking.
 _task_of: Callable[[asyncio.AbstractEventLoop], asyncio.Task[Any] | None]
-if version_info >= (3, 12):
-    _task_of = current_task
-else:
-    _tasks: dict[Any, asyncio.Task[Any]] = vars(asyncio.tasks)["_current_tasks"]  # private there
-    _task_of = _tasks.get
+#: Tasks in the middle of a step, at most one for each loop; private there, and gone with 3.14.
+_stepping: Mapping[Any, asyncio.Task[Any]] = vars(asyncio.tasks).get("_current_tasks", {})
+_task_of = current_task if version_info >= (3, 12) else _stepping.get
 
 
 def in_task() -> bool:
@@ -153,14 +152,19 @@ def in_task() -> bool:
 class AsyncioRuntime(Runtime):
     """Runs pipelines in tasks of any asyncio event loop."""
 
-    __slots__ = ("_latest",)
+    __slots__ = ("_find_other", "_latest")
 
-    def __init__(self, clock: Clock | None = None) -> None:
+    def __init__(
+        self, clock: Clock | None = None, find: Callable[[], Runtime] | None = None
+    ) -> None:
         super().__init__(clock)
-        # The loop that was used last, its queues and its clock: to look them up costs three bare
-        # calls. One value, so that threads with loops of their own can't see halves of it.
-        self._latest: tuple[Callable[[], object], _Queues, Callable[[], float]]
-        self._latest = (_no_loop, {}, monotonic)
+        # Finds the runtime of what runs the calling task, where that is no task of asyncio's.
+        self._find_other = find or RuntimeFinder(clock).find
+        # The loop that was used last, its queues, its clock, and whether it tells in which thread
+        # it runs: to look them up costs three bare calls. One value, so that threads with loops of
+        # their own can't see halves of it.
+        self._latest: tuple[Callable[[], Any], _Queues, Callable[[], float], bool]
+        self._latest = (_no_loop, {}, monotonic, False)
 
     def now(self) -> float:
         return monotonic() if self.clock is None else self.clock.now()
@@ -187,16 +191,22 @@ class AsyncioRuntime(Runtime):
         expired: Callable[[C, BaseException | None], Awaitable[T]] | None = None,
         late: Callable[[T], Awaitable[object]] | None = None,  # noqa: ARG002 - all are awaited
     ) -> T:
-        # Asked for once: the running loop costs two bare calls, most of it to tell forks apart.
-        loop = get_running_loop()
-        task = _task_of(loop)
-        known, queues, now = self._latest
-        if known() is not loop:
-            queues, now = self._look_up(loop)
+        known, queues, now, tells_thread = self._latest
+        loop = known()
+        # To ask for the running loop costs two bare calls before 3.12, most of it a system call
+        # that tells forks apart. The one that was used last is it, if it runs in this thread and
+        # no other one, nested in it by force, is in the middle of a step.
+        if (
+            loop is None
+            or not tells_thread
+            or len(_stepping) != 1
+            or loop._thread_id != get_ident()
+        ):
+            loop, queues, now = self._running_loop()
+        if loop is None or (task := _task_of(loop)) is None:
+            return await self._find_other().within(seconds, call, argument, expired)
         queue = queues.get(seconds) or self._add_queue(queues, seconds)
-        if queue is None or task is None:
-            if task is None or seconds >= FOREVER:
-                return await call(argument)
+        if queue is None:
             limited = self._within_timer(loop, task, seconds, call, argument)
             del task  # see `_until`
             return await _otherwise(limited, argument, expired)
@@ -233,12 +243,15 @@ class AsyncioRuntime(Runtime):
         finally:
             del cause
 
-    def _look_up(self, loop: asyncio.AbstractEventLoop) -> tuple[_Queues, Callable[[], float]]:
-        """Find the queues of a loop and its clock, and remember them."""
-        queues = _queues_of(loop) if self.clock is None else {}
-        now = _clock_of(loop)
-        self._latest = (weakref.ref(loop), queues, now)
-        return queues, now
+    def _running_loop(self) -> tuple[Any, _Queues, Callable[[], float]]:
+        """Find the loop that runs, its queues and its clock, and remember them."""
+        loop = _get_running_loop()
+        known, queues, now, _ = self._latest
+        if loop is not None and loop is not known():
+            queues = _queues_of(loop) if self.clock is None else {}
+            now = _clock_of(loop)
+            self._latest = (weakref.ref(loop), queues, now, hasattr(loop, "_thread_id"))
+        return loop, queues, now
 
     def _add_queue(self, queues: _Queues, seconds: float) -> _DeadlineQueue | None:
         """Make a queue; `None` where a limit needs a timer of its own, or none at all."""
@@ -257,6 +270,8 @@ class AsyncioRuntime(Runtime):
         call: Callable[[C], Awaitable[T]],
         argument: C,
     ) -> T:
+        if seconds >= FOREVER:
+            return await call(argument)
         deadline = _Deadline(task)
         del task  # see `_until`
         over = False

@@ -196,9 +196,6 @@ class Runtime(ABC):
 
         Raises:
             DeadlineReached: That is what ended the call, and `expired` was not given.
-
-        Raises:
-            DeadlineReached: That is what ended the call, and `expired` was not given.
         """
 
     @abstractmethod

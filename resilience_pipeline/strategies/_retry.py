@@ -176,7 +176,7 @@ class BoundRetry:
             if self._unnoted and not told and _may_just_repeat(context):
                 # Nor does one whose failures say nothing and are tried again at once: a third less.
                 # Known types are looked up here: a frame for each failure would cost four per cent.
-                checkpoint = context._find_runtime().checkpoints()
+                checkpoint = context._finder.find().checkpoints()
                 while (is_plain(type(error)) and not error.__dict__) or says_nothing(error):
                     if switches.on:  # somebody has begun to listen
                         break

@@ -102,10 +102,11 @@ def _fixed(limit: float, inside: Handler, bound: _BoundTimeout) -> Handler:
     expired = partial(bound.refuse, limit)
 
     def handle(context: ResilienceContext) -> Awaitable[Any]:
-        if context._sync is not None:
-            return bound.handle_in_thread(limit, context)
-        find_runtime = context._find_runtime
-        runtime = find_runtime()
+        runtime = context._finder.asyncio
+        if runtime is None:
+            if context._sync is not None:
+                return bound.handle_in_thread(limit, context)
+            runtime = context.runtime
         return runtime.within(limit, inside, context, expired)
 
     return handle

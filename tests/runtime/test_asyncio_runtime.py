@@ -8,6 +8,7 @@ import math
 import sys
 import threading
 import weakref
+from asyncio.events import _set_running_loop
 from collections.abc import Awaitable, Callable
 from contextvars import Context
 from datetime import timedelta
@@ -109,6 +110,32 @@ def test_limits_of_one_length_expire_in_the_order_they_were_set() -> None:
 
     run(main)
     assert expired == [(0, 5), (1, 6), (2, 7), (3, 8)]
+
+
+def test_limits_in_a_loop_that_runs_within_a_step_of_another_are_its_own() -> None:
+    """As with packages that let loops nest: the loop around, which was used last, stands still."""
+    runtime = AsyncioRuntime()
+    ends: list[str] = []
+
+    async def inside() -> None:
+        with pytest.raises(DeadlineReached):
+            await runtime.within(5, hang, None)
+        ends.append("inside")
+
+    async def main() -> None:
+        loop = the_loop()
+        await runtime.within(5, value, None)
+        _set_running_loop(None)
+        try:
+            run(inside)
+        finally:
+            _set_running_loop(loop)
+        with pytest.raises(DeadlineReached):
+            await runtime.within(5, hang, None)
+        ends.append("around")
+
+    run(main)
+    assert ends == ["inside", "around"]
 
 
 def test_limits_of_one_instant_expire_in_one_turn() -> None:

@@ -215,6 +215,47 @@ def test_a_thread_beside_a_loop_has_none() -> None:
     assert "no task" in answers[0]
 
 
+def test_a_time_limit_is_not_set_on_the_task_of_another_thread() -> None:
+    """While that task is in the middle of a step, of the loop that was used last, this thread has none."""
+    pipeline = ResiliencePipelineBuilder().add_timeout(60).build()
+    answers: list[str] = []
+
+    def step() -> None:
+        try:
+            pipeline.execute(which).send(None)
+        except RuntimeError as error:
+            answers.append(str(error))
+
+    async def main() -> None:
+        await pipeline.execute(which)
+        thread = threading.Thread(target=step)
+        thread.start()
+        thread.join()
+
+    on_asyncio(main)
+    assert len(answers) == 1
+    assert "no task" in answers[0]
+
+
+@pytest.mark.asyncio
+async def test_a_time_limit_in_a_bare_callback_is_a_clear_error() -> None:
+    """There is no task that it could cancel, though a loop runs that has just been used."""
+    pipeline = ResiliencePipelineBuilder().add_timeout(60).build()
+    await pipeline.execute(which)
+    answers: list[str] = []
+
+    def step() -> None:
+        try:
+            pipeline.execute(which).send(None)
+        except RuntimeError as error:
+            answers.append(str(error))
+
+    asyncio.get_running_loop().call_soon(step)
+    await tick(3)
+    assert len(answers) == 1
+    assert "no task" in answers[0]
+
+
 def test_a_runtime_keeps_the_clock_it_was_found_with() -> None:
     """A builder's clock drives the runtimes of all loops."""
     clock = VirtualClock()
