@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
-from types import coroutine
+from types import GeneratorType, coroutine
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ._predicates import members_of
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 Held: TypeAlias = tuple[deque[Any], bool]
 #: Reads a source up to the line, given what reads a chunk.
 ReadUp: TypeAlias = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Held]]
+
+#: Gives the chunks of an async generator, see `_pump`.
+Pump: TypeAlias = "GeneratorType[Any, Any, Any]"
 
 
 class Carrier(ABC):
@@ -77,11 +80,11 @@ class Carrier(ABC):
         """Whether somebody wants the calling task cancelled, and has not taken that back."""
         return True
 
-    def steps(self) -> tuple[Callable[[], Any] | None, Callable[..., Any]]:
-        """Give what makes the source's next step, if a reader may take it by itself, and in what.
+    def pump(self) -> tuple[Pump | None, Callable[..., Any]]:
+        """Give a pump of the source's chunks, if a reader may take its steps by itself, and in what.
 
-        The step is an iterator in place of a coroutine, to be entered through the function that
-        comes with it. None where a reader has to go by `read`.
+        See `_pump`; each step is entered through the function that comes with it. None where a
+        reader has to go by `read`.
         """
         return None, operator.call
 
@@ -155,9 +158,12 @@ class OwnSource(Carrier):
     def is_cancelled(self) -> bool:
         return self._runtime.is_cancelled()
 
-    def steps(self) -> tuple[Callable[[], Any] | None, Callable[..., Any]]:
+    def pump(self) -> tuple[Pump | None, Callable[..., Any]]:
         # Others than generators may run code when they are asked for a step, in which context ever.
-        return self._source.generator_anext(), self._run
+        make_step = self._source.generator_anext()
+        if make_step is None:
+            return None, self._run
+        return cast("Pump", _pump(make_step)), self._run
 
     async def close(self, error: BaseException | None = None, *, shielded: bool = False) -> bool:
         if self._source.leave_to_reader(self._closed):
@@ -474,11 +480,7 @@ _here: Callable[..., Any] = operator.call
 
 
 @coroutine
-def drive(
-    run: Callable[..., Any],
-    call: Callable[[], Any] | None = None,
-    begun: tuple[Any, Any] | None = None,
-) -> Generator[Any, Any, Any]:
+def drive(run: Callable[..., Any], call: Callable[[], Any]) -> Generator[Any, Any, Any]:
     """Await `call()`, the call and each step entered through `run`, a context's.
 
     An end that nobody asked for comes out as an error: a `GeneratorExit` that was not thrown in.
@@ -486,8 +488,6 @@ def drive(
     Args:
         run: Calls a function in a context.
         call: Makes what is to be awaited.
-        begun: In place of that, what takes the steps of something that has begun, and what it waits
-            for.
     """
     steps: Any = None
     resume: Callable[[], Any] | None = None
@@ -495,9 +495,7 @@ def drive(
     try:
         while True:
             try:
-                if begun is not None:
-                    (steps, request), begun = begun, None
-                elif resume is None:
+                if resume is None:
                     steps, request = run(_begin, call)
                 else:
                     request = resume()
@@ -518,6 +516,48 @@ def drive(
         # Or an error, its traceback and this frame would hold one another. trio sends errors as
         # values.
         resume = value = None
+
+
+def _pump(make_step: Callable[[], Any]) -> Generator[Any, Any, Any]:
+    """Give the chunks of an async generator, and in between what it waits for.
+
+    It gives a chunk when `gi_yieldfrom` is None, and takes steps without an exception for each: the
+    `StopIteration` that has a chunk for its value never gets out of the interpreter, which halves
+    what a chunk costs.
+    """
+    while True:
+        yield (yield from make_step())
+
+
+@coroutine
+def pumped(run: Callable[..., Any], pump: Pump, request: Any) -> Generator[Any, Any, Any]:
+    """Await what a pump waits for, each step entered through `run`; returns the chunk.
+
+    Args:
+        run: Calls a function in a context.
+        pump: Has begun a step.
+        request: What it waits for.
+    """
+    resume: Callable[[], Any] | None = None
+    value: Any = None
+    try:
+        while pump.gi_yieldfrom is not None:
+            try:
+                value = yield request
+            except GeneratorExit:
+                run(pump.close)
+                raise
+            except BaseException as error:  # noqa: BLE001 - passed on
+                resume = partial(run, pump.throw, error)
+            else:
+                resume = partial(run, pump.send, value)
+            try:
+                request = resume()
+            except GeneratorExit as stray:
+                raise stray_error(stray) from stray
+        return request
+    finally:
+        resume = value = None  # see `drive`
 
 
 def _begin(call: Callable[[], Any]) -> tuple[Any, Any]:

@@ -177,3 +177,32 @@ async def test_nothing_is_kept_of_a_stream_that_is_over(way: str) -> None:
     await WAYS[way](watch)
     await tick()
     assert watch.alive() == []
+
+
+class Chunk:
+    """Something that can be watched."""
+
+
+@pytest.mark.parametrize("pauses", [0, 2], ids=["ready", "awaited"])
+async def test_a_chunk_that_was_delivered_is_not_kept(pauses: int) -> None:
+    """It belongs to its consumer, however long the next one takes."""
+    watched: list[ref[Chunk]] = []
+
+    def make() -> Chunk:
+        chunk = Chunk()
+        watched.append(ref(chunk))
+        return chunk
+
+    async def source() -> Any:
+        for _ in range(4):
+            for _ in range(pauses):
+                await checkpoint()
+            yield make()
+
+    stream = B().add_retry().build().execute_stream(source)
+    async with stream:
+        for number in range(3):
+            chunk = await anext(stream)
+            assert watched[number]() is chunk
+            del chunk
+            assert watched[number]() is None
