@@ -22,7 +22,8 @@ from ._outcome import Attempt, Failure, Rejected, Success, settled_error
 
 if TYPE_CHECKING:
     from ._priming import StreamExecution
-    from .runtime import Finder, Runtime
+    from .runtime import Runtime
+    from .runtime._finder import Finder
 
 T = TypeVar("T")
 D = TypeVar("D")

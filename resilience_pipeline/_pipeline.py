@@ -39,14 +39,15 @@ from ._layers import (
     makes_attempts,
     runs_in_tasks,
 )
-from ._line import NO_OPTIONS, Line, StreamOptions, stream_options
+from ._line import NO_OPTIONS, Line, NoOptions, stream_options
 from ._outcome import Attempt, Failure, Outcome, Rejected, settled_error, settled_success
 from ._priming import StreamExecution, StreamStart
 from ._stream import ResilienceStream
 from ._switches import switches
 from ._sync import SyncResilienceStream
 from ._wrapping import Wrapper, wrapped
-from .runtime import Clock, Finder, RuntimeFinder, ThreadFinder, finder, thread_finder
+from .runtime import Clock
+from .runtime._finder import Finder, RuntimeFinder, ThreadFinder, finder, thread_finder
 from .runtime._threads import run_here
 from .strategies import Handler, Strategy
 from .strategies._base import gate_of
@@ -55,6 +56,7 @@ from .telemetry._outlet import Outlet
 
 if TYPE_CHECKING:
     from ._durations import Duration
+    from ._stream_options import StreamOptions
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -372,7 +374,7 @@ class ResiliencePipeline(Generic[E_co]):
         self,
         begun: Callable[[], ResilienceContext],
         context: ResilienceContext | None,
-        options: StreamOptions,
+        options: StreamOptions | NoOptions,
     ) -> ResilienceStream[Any]:
         if context is not None:
             _check_context(context)
@@ -382,7 +384,7 @@ class ResiliencePipeline(Generic[E_co]):
 
         return ResilienceStream(start)
 
-    def _start(self, context: ResilienceContext, options: StreamOptions) -> StreamStart:
+    def _start(self, context: ResilienceContext, options: StreamOptions | NoOptions) -> StreamStart:
         """Begin a stream, at its first pull."""
         head, owned, outlet = self._inside, self._runs_in_tasks, self._outlet
         watched = bool(outlet.listeners)

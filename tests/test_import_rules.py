@@ -30,6 +30,7 @@ LEVELS: list[list[set[str]]] = [
             "_priming",
             "_carriers",
             "_line",
+            "_stream_options",
             "_resuming",
             "_recording",
             "_sharing",

@@ -30,10 +30,10 @@ from typing import Any, TypeVar
 
 from .. import _instant
 from .._errors import DeadlineReached
-from . import RuntimeFinder
 from ._asyncio_scopes import is_in_scope
 from ._asyncio_shield import Shield, is_shielded
 from ._base import FOREVER, Child, Clock, Interruption, Runtime, Spawner, TimerHandle, Waiter
+from ._finder import RuntimeFinder
 
 T = TypeVar("T")
 C = TypeVar("C")

@@ -18,7 +18,7 @@ from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
-from attrs import Factory, field, frozen, has
+from attrs import has
 from typing_extensions import TypeVar as DefaultTypeVar
 
 from .._context import ResilienceContext, refuse, refuse_awaitable
@@ -101,8 +101,7 @@ class SupportsHealth(Protocol):
         ...
 
 
-@frozen(kw_only=True, eq=False)
-class Site:
+class Site:  # no class of attrs', which would take a ms of an import
     """Where a strategy sits, and what it needs from there.
 
     Attributes:
@@ -118,20 +117,44 @@ class Site:
         listeners: Who listens to the pipeline, beside those who listen to all.
     """
 
-    pipeline_name: str | None
-    instance: str | None
-    strategy_name: str
-    position: int
-    now: Callable[[], float]
-    random: Callable[[], float]
-    close_timeout: float
-    origin: str = field(
-        init=False,
-        default=Factory(
-            lambda self: origin(self.pipeline_name, self.strategy_name), takes_self=True
-        ),
+    __slots__ = (
+        "__weakref__",
+        "close_timeout",
+        "instance",
+        "listeners",
+        "now",
+        "origin",
+        "pipeline_name",
+        "position",
+        "random",
+        "strategy_name",
     )
-    listeners: tuple[Listener, ...] = ()
+
+    def __init__(
+        self,
+        *,
+        pipeline_name: str | None,
+        instance: str | None,
+        strategy_name: str,
+        position: int,
+        now: Callable[[], float],
+        random: Callable[[], float],
+        close_timeout: float,
+        listeners: tuple[Listener, ...] = (),
+    ) -> None:
+        self.pipeline_name = pipeline_name
+        self.instance = instance
+        self.strategy_name = strategy_name
+        self.position = position
+        self.now = now
+        self.random = random
+        self.close_timeout = close_timeout
+        self.origin = origin(pipeline_name, strategy_name)
+        self.listeners = listeners
+
+    def __repr__(self) -> str:
+        """Show where it is."""
+        return f"<Site of {self.origin}>"
 
     @property
     def is_watched(self) -> bool:
