@@ -233,6 +233,8 @@ def _slow_calls(options: CircuitBreaker) -> SlowCalls | None:
     )
 
 
+_new_error = BrokenCircuitError.__new__
+
 #: Good results that may be noted before they are counted.
 _MOST_NOTED = 64
 
@@ -364,9 +366,12 @@ class BoundCircuitBreaker:
         if state.state != OPEN or blocked_until is None or self._pending:
             return None
         now = self._now()
-        if now >= blocked_until:
+        left = blocked_until - now
+        if left <= 0:
             return None
-        return self._refusal(operation_key, OPEN, until(blocked_until, now), state.last_handled)
+        if now + left < blocked_until:  # `until`, whose frame costs more than a bare call
+            left = until(blocked_until, now)
+        return self._refusal(operation_key, OPEN, left, state.last_handled)
 
     def _refuse(self, context: ResilienceContext) -> None:
         """Raise if the break is still on."""
@@ -425,7 +430,7 @@ class BoundCircuitBreaker:
                 f"{retry_after:g} s"
             )
         # Without the constructor, whose frame and named arguments cost three bare calls.
-        error = kind.__new__(kind, message)
+        error: BrokenCircuitError = _new_error(kind, message)
         error.pipeline_name = site.pipeline_name
         error.strategy_name = site.strategy_name
         error.operation_key = operation_key
