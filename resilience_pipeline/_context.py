@@ -8,11 +8,11 @@ the strategies of this package. It knows no strategy and no runtime.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeAlias, overload
 
-from attrs import frozen
+from attrs import evolve, frozen
 from typing_extensions import TypeVar
 
 from ._cancellation import CancellationFlag, Orphans, running_flag
@@ -109,17 +109,55 @@ class Properties:
 
 
 class History:
-    """The tries of one execution: the latest 64, and how many there were."""
+    """The tries of one execution: the latest 64, and how many there were.
 
-    __slots__ = ("count", "latest")
+    The usual one, a try that was good at once, is written when somebody wants to read it.
+    """
+
+    __slots__ = ("_good", "_latest", "count")
 
     def __init__(self) -> None:
-        self.latest: deque[Attempt] = deque(maxlen=_HISTORY_LIMIT)
+        self._good: tuple[Any, float] | None = None
+        self._latest: deque[Attempt] | None = None
         self.count = 0
 
     def add(self, attempt: Attempt) -> None:
-        self.latest.append(attempt)
+        self._written().append(attempt)
         self.count += 1
+
+    def add_good(self, result: Any, duration: float) -> None:
+        """Note a first try that gave a result."""
+        if self.count:
+            self.add(Attempt(number=0, outcome=Success(result), duration=duration))
+        else:
+            self._good, self.count = (result, duration), 1
+
+    def extend(self, other: History, *, hedged: bool | None = None) -> None:
+        """Take over what was noted elsewhere, as tries of a hedge or of none if that is said."""
+        noted: Iterable[Attempt] = other._written()
+        if hedged is not None:
+            noted = (evolve(attempt, hedged=hedged) for attempt in noted)
+        self._written().extend(noted)
+        self.count += other.count
+
+    def tries(self, result: Any, error: Exception | None) -> tuple[Attempt, ...] | float:
+        """Give the tries; of a single one that gave what the call did, just the seconds it took."""
+        good = self._good
+        if good is not None and error is None and good[0] is result:
+            return good[1]
+        return tuple(self._written()) if self.count else ()
+
+    def clear(self) -> None:
+        """Forget what led to values and errors."""
+        self._good = self._latest = None
+
+    def _written(self) -> deque[Attempt]:
+        if self._latest is None:
+            self._latest = deque(maxlen=_HISTORY_LIMIT)
+        if self._good is not None:
+            (result, duration), self._good = self._good, None
+            self._latest.append(Attempt(number=0, outcome=Success(result), duration=duration))
+        return self._latest
 
 
 #: What is left of the pipelines around a nested one: the handler inside of it, what finds the

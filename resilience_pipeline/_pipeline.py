@@ -309,7 +309,7 @@ class ResiliencePipeline(Generic[E_co]):
             if history is None:
                 tries, count = self._now() - started, 1
             else:
-                tries, count = tuple(history.latest), history.count
+                tries, count = history.tries(result, error), history.count
             if error is None:
                 return settled_success(result, tries, count)
             if context.is_own(error):
@@ -318,7 +318,7 @@ class ResiliencePipeline(Generic[E_co]):
         finally:
             # An error's traceback leads to this frame and those inside: none may lead to the error.
             if history is not None:
-                history.latest.clear()
+                history.clear()
             error, tries = None, ()
 
     def execute_stream(

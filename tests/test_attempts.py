@@ -75,6 +75,42 @@ async def test_the_duration_is_that_of_the_try_alone() -> None:
 
 
 @pytest.mark.anyio
+async def test_a_first_success_that_a_fallback_replaces_is_noted_as_it_was() -> None:
+    """The record is of the try, and the outcome of the call."""
+    clock = VirtualClock(autojump=True)
+    pipeline = (
+        B(clock=clock)
+        .add_fallback(fallback_value="better", should_handle=handle_result(lambda it: it == "poor"))
+        .add_retry()
+        .build()
+    )
+    outcome = await pipeline.settle(Scripted("poor", clock=clock, takes=2))
+    assert outcome == Success("better")
+    assert outcome.attempts == (Attempt(number=0, outcome=Success("poor"), duration=2.0),)
+
+
+@pytest.mark.anyio
+async def test_a_first_success_of_a_call_that_fails_is_noted_as_it_was() -> None:
+    """Here a hook of a strategy around raises, and the try had given None."""
+
+    def fail(event: object) -> None:
+        raise LookupError
+
+    pipeline = (
+        B()
+        .add_fallback(
+            fallback_value=1, should_handle=handle_result(lambda it: it is None), on_fallback=fail
+        )
+        .add_retry()
+        .build()
+    )
+    outcome = await pipeline.settle(Scripted(None))
+    assert isinstance(outcome, Failure)
+    assert isinstance(outcome.error, LookupError)
+    assert [attempt.outcome for attempt in outcome.attempts] == [Success(None)]
+
+
+@pytest.mark.anyio
 async def test_a_first_success_is_one_try() -> None:
     """With a retry that was not needed there is one record."""
     outcome = await B().add_retry().build().settle(Scripted(1))

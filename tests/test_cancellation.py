@@ -200,6 +200,10 @@ async def test_the_journeys_wait_at_every_await_of_every_strategy(anyio_backend_
         "await checkpoint()",
         "await inside(context)",
         "await self.attempts(context, run, error)",
+        # The same under `settle`, which has its tries noted.
+        "await self.handle_noted(context, context._history)",
+        "await inside(context)",
+        "await self.attempts(context, run, error)",
     ]
     assert sorted(missed) == sorted(
         [*unseen, *resuming, *in_threads, *unwatched, *running, *per_key]

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Never
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from .._context import History, ResilienceContext
 from .._durations import Duration
@@ -518,8 +518,7 @@ class _Run:
             return
         hedged = entrant.number > 0
         if inner.count:
-            history.latest.extend(evolve(attempt, hedged=hedged) for attempt in inner.latest)
-            history.count += inner.count
+            history.extend(inner, hedged=hedged)
             return
         attempt = Attempt(
             number=entrant.number,

@@ -13,7 +13,7 @@ from typing import Any, Literal, Never
 
 from attrs import field, frozen
 
-from .._context import ResilienceContext
+from .._context import History, ResilienceContext
 from .._durations import Duration
 from .._options import (
     boolean,
@@ -160,8 +160,10 @@ class BoundRetry:
         return stream.resumable(result, _Resumption(self, run, context))
 
     async def handle(self, context: ResilienceContext) -> Any:
-        if not self._plain or switches.on or context._history is not None:
+        if not self._plain or switches.on:
             return await self.attempts(context, RetryRun(self, context))
+        if context._history is not None:
+            return await self.handle_noted(context, context._history)
         # A plain run that succeeds at once needs no notes, and making them would double its cost.
         invocations = context._invocations
         context.attempt = 0
@@ -204,6 +206,31 @@ class BoundRetry:
             chain(raised, error)
             raise
         finally:
+            del error
+
+    async def handle_noted(self, context: ResilienceContext, history: History) -> Any:
+        """Do the same where the tries are noted, of which the first is most often good."""
+        run, began = None, self._site.now()
+        invocations, noted = context._invocations, history.count
+        context.attempt = 0
+        inside = self._next
+        try:
+            result = await inside(context)
+        except Exception as caught:  # noqa: BLE001 - judged, then raised again
+            error = caught
+        else:
+            if history.count == noted:  # or a retry further in has noted its own
+                history.add_good(result, self._site.now() - began)
+            return result
+        try:
+            run = RetryRun(self, context).begun(began, invocations, noted, error)
+            return await self.attempts(context, run, error)
+        except BaseException as raised:
+            chain(raised, error)
+            raise
+        finally:
+            if run is not None:
+                run.first_raise = None
             del error
 
     async def attempts(

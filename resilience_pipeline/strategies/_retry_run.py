@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from .._context import ResilienceContext
 from .._errors import ExecutionRejectedError, MisuseError
@@ -143,6 +143,14 @@ class RetryRun:
         self._recorded = 0
         purse = retry._purse
         self.spending: Spending | None = None if purse is None else purse.spending()
+
+    def begun(self, began: float, invocations: int, noted: int, error: Exception) -> Self:
+        """Take over the readings of a first attempt that was begun without it, and has failed."""
+        self._started = self.began = began
+        self.invocations = invocations
+        self._recorded = noted
+        self.first_raise = error.__traceback__
+        return self
 
     def begin_attempt(self) -> None:
         """Take the readings that those after the attempt are compared with."""

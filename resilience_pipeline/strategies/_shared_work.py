@@ -237,8 +237,7 @@ class SharedWork:
         if not self._is_sync:  # or they have been counted at once
             context._invocations += mine._invocations
         if context._history is not None and self._history is not None:
-            context._history.latest.extend(self._history.latest)
-            context._history.count += self._history.count
+            context._history.extend(self._history)
         if is_good:
             for key, value in mine.written.items():
                 if key not in self._before or self._before[key] is not value:

@@ -214,7 +214,8 @@ async def test_a_task_cancelled_before_its_first_turn_never_calls() -> None:
 
 
 @pytest.mark.anyio
-async def test_in_a_cancelled_scope_nothing_is_repeated() -> None:
+@pytest.mark.parametrize("how", ["execute", "settle"])
+async def test_in_a_cancelled_scope_nothing_is_repeated(how: str) -> None:
     """RT-30: the first checkpoint of the callback ends the call, and no second attempt is made."""
     calls = 0
 
@@ -226,7 +227,7 @@ async def test_in_a_cancelled_scope_nothing_is_repeated() -> None:
 
     with anyio.CancelScope() as scope:
         scope.cancel()
-        await B().add_retry(delay=0).build().execute(fn)
+        await getattr(B().add_retry(delay=0).build(), how)(fn)
     assert scope.cancelled_caught
     assert calls == 1
 
@@ -286,13 +287,14 @@ async def test_a_hook_that_cancels_the_caller_ends_the_call() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_cancellation_during_the_wait_comes_out_at_once() -> None:
+@pytest.mark.parametrize("how", ["execute", "settle"])
+async def test_a_cancellation_during_the_wait_comes_out_at_once(how: str) -> None:
     """RT-34, seed RT-10: no second call; the failure waited about is the cancellation's context."""
     clock = VirtualClock()
     fn = Scripted(ConnectionError("down"))
     pipeline = B(clock=clock).add_retry(delay=3600).build()
     async with anyio.create_task_group() as tasks:
-        call = spawn(tasks, pipeline.execute, fn)
+        call = spawn(tasks, getattr(pipeline, how), fn)
         await clock.advance(1)
         call.cancel()
         await tick()
