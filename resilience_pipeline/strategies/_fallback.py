@@ -83,10 +83,11 @@ class Fallback(Strategy[Never]):
 
 
 class _BoundFallback:
-    __slots__ = ("_next", "_options", "_site")
+    __slots__ = ("_next", "_options", "_sees_results", "_site")
 
     def __init__(self, options: Fallback, next: Handler, site: Site) -> None:  # noqa: A002
         self._options = options
+        self._sees_results = options.should_handle.sees_results
         self._next = next
         self._site = site
 
@@ -98,6 +99,9 @@ class _BoundFallback:
                 result = await self._next(context)
             except Exception as caught:  # noqa: BLE001 - judged, then raised again
                 error = caught
+            else:
+                if not self._sees_results:
+                    return result
             if await self._is_handled(context, error, result):
                 return await self._replace(context, error, result)
             if error is None:
