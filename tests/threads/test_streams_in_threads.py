@@ -581,9 +581,7 @@ def test_closing_in_the_moment_in_which_the_reader_gets_its_chunk_returns(
         return make(runtime)
 
     monkeypatch.setattr(ThreadRuntime, "waiter", waiter_when_the_reader_has_gone)
-    closer = Beside(chunks.close)
-    closer.thread.join(3)
-    assert not closer.is_running
+    Beside(chunks.close).result()
 
 
 def test_an_error_of_closing_for_another_thread_is_the_closers() -> None:
