@@ -32,6 +32,7 @@ from ._screen import Screen, Style
 from ._server import FlakyServer
 
 PROMPT = "What is resilience?"
+PER_ATTEMPT = "1s"  # until its first token
 STAND_IN = ("The", " model", " is", " away", ";", " please", " ask", " again", " later", ".")
 
 OutcomeName = Literal["answered", "stand-in", "broken off", "left", "failed"]
@@ -122,7 +123,7 @@ class Stage:
                 on_closed=self._on_closed,
                 control=self._control,
             )
-            .add_timeout("1s", on_timeout=self._on_timeout)
+            .add_timeout(PER_ATTEMPT, on_timeout=self._on_timeout)
             .build()
         )
 
@@ -147,7 +148,7 @@ class Stage:
                 resumable=True,
                 on_retry=self._on_retry,
             )
-            .add_timeout("1s", on_timeout=self._on_timeout)
+            .add_timeout(PER_ATTEMPT, on_timeout=self._on_timeout)
             .build()
         )
 
