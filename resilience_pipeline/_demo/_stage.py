@@ -33,6 +33,7 @@ from ._server import FlakyServer
 
 PROMPT = "What is resilience?"
 PER_ATTEMPT = "1s"  # until its first token
+BREAK = "2.5s"
 STAND_IN = ("The", " model", " is", " away", ";", " please", " ask", " again", " later", ".")
 
 OutcomeName = Literal["answered", "stand-in", "broken off", "left", "failed"]
@@ -117,7 +118,7 @@ class Stage:
             .add_circuit_breaker(
                 failure_ratio=0.5,
                 minimum_throughput=4,
-                break_duration="2.5s",
+                break_duration=BREAK,
                 on_opened=self._on_opened,
                 on_half_opened=self._on_half_opened,
                 on_closed=self._on_closed,
