@@ -417,7 +417,7 @@ def test_listeners_are_called_under_no_lock() -> None:
 
         thread = threading.Thread(target=reach)
         thread.start()
-        thread.join(5)
+        thread.join(30)
         assert not thread.is_alive()
 
     pipeline = B(listeners=[from_elsewhere]).add_circuit_breaker(control=control).build()
