@@ -303,7 +303,7 @@ def test_a_loser_that_runs_on_under_a_time_limit_is_charged() -> None:
 def test_a_loser_in_a_queue_is_given_back_at_once() -> None:
     """It never reached the callback, and never will."""
     budget = only(1)
-    queued = threading.Event()
+    inside, queued = threading.Event(), threading.Event()
 
     class Queue:
         """Grants one, and tells when somebody queues."""
@@ -317,11 +317,15 @@ def test_a_loser_in_a_queue_is_given_back_at_once() -> None:
             return wait
 
     def fn() -> str:
+        inside.set()
         see(queued)
         return "first"
 
     pipeline = (
-        B().add_hedging(delay=0.001, budget=budget).add_rate_limiter(Queue(), queue_limit=1).build()
+        B()
+        .add_hedging(delay=0, budget=budget, on_hedging=lambda _: see(inside))
+        .add_rate_limiter(Queue(), queue_limit=1)
+        .build()
     )
     assert pipeline.execute_sync(fn) == "first"
     assert left(budget) == 1
