@@ -885,7 +885,8 @@ def test_a_fallback_never_replaces_after_the_first_chunk() -> None:
 def test_hedging_takes_the_first_source_to_yield() -> None:
     """A second source if the first is slow to yield; the loser is closed when it comes back."""
     gate = Gate()
-    first, second = Source([gate, "slow"]), Source(["fast", 2])
+    first = Source([gate, "slow"])
+    second = Source([lambda: see(gate.entered), "fast", 2])
     count = iter([first, second])
     lock = threading.Lock()
 
