@@ -355,7 +355,9 @@ async def test_what_returns_an_awaitable_is_complained_of(
 async def test_a_cancelled_call_has_no_outcome(strategy: str) -> None:
     """Cancellation is no error: attempts and the call end with outcome `None`, and are told all the same."""
     builder = B()
-    pipeline = (builder.add_retry() if strategy == "retry" else builder.add_hedging()).build()
+    pipeline = (
+        builder.add_retry() if strategy == "retry" else builder.add_hedging(delay=60)
+    ).build()
     with capture_events() as events:
         async with running(pipeline.execute, hang) as scope:
             scope.cancel()
