@@ -428,6 +428,26 @@ def test_a_wait_in_the_main_thread_is_interruptible(kind: str) -> None:
     assert not flag._callbacks, "nothing watches the flag any more"
 
 
+def test_an_interrupt_before_the_wait_itself_leaves_nothing_that_watches() -> None:
+    """It may come when the flag is watched already."""
+
+    class Interrupting(CancellationFlag):
+        __slots__ = ()
+
+        def watch(self, callback: Callable[[], object]) -> NoReturn:
+            super().watch(callback)
+            raise KeyboardInterrupt
+
+    flag = Interrupting()
+    token = running_flag.set(flag)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(RUNTIME.sleep(PATIENCE))
+    finally:
+        running_flag.reset(token)
+    assert not flag._callbacks
+
+
 @interruptible
 @pytest.mark.parametrize("kind", ["timeout", "hedging"])
 def test_waiting_for_a_worker_is_interruptible(kind: str) -> None:
