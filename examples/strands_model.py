@@ -40,6 +40,8 @@ async def ask(model: Model, number: int) -> str:
 
 # ---- the hardening -------------------------------------------------------------------------------
 
+LIMIT = "750ms"  # of an attempt, to its first token
+
 
 def pipeline_for_models(listen: Callable[[Any], None]) -> ResiliencePipeline[Any]:
     """Make the pipeline: 20 starts a second, and three quarters of a second to the first token."""
@@ -47,7 +49,7 @@ def pipeline_for_models(listen: Callable[[Any], None]) -> ResiliencePipeline[Any
         ResiliencePipelineBuilder(name="model", listeners=[listen])
         .add_retry(max_retry_attempts=4, delay="50ms", backoff_type="exponential")
         .add_rate_limiter(TokenBucket(1, 20), queue_limit=math.inf)
-        .add_timeout("750ms")
+        .add_timeout(LIMIT)
         .build()
     )
 
@@ -103,8 +105,8 @@ async def run(answers: list[str], attempts: list[str] | None = None) -> Figures:
         openai.AsyncOpenAI(
             base_url=f"{server.url}/v1",
             api_key="none",
-            timeout=1.5,
-            # One level retries: the pipeline, where there is one.
+            # One level limits and retries: the pipeline, where there is one.
+            timeout=1.5 if attempts is None else 30,
             max_retries=openai.DEFAULT_MAX_RETRIES if attempts is None else 0,
             http_client=openai.DefaultAsyncHttpxClient(trust_env=False),
         ) as client,

@@ -201,7 +201,9 @@ def test_a_block_watches_in_a_thread(path: Path) -> None:
     with registry.watch_toml(path, interval="5ms"):
         registry.get("a")
         assert Told.events["first"].is_set()
-        path.write_text(told("second"), "utf-8")
+        new = path.with_suffix(".new")
+        new.write_text(told("second"), "utf-8")
+        new.replace(path)  # in one step, or it is a file without pipelines for a moment
         assert Told.events["second"].wait(STUCK)
     assert not [thread for thread in threads() if thread.name.startswith("watch of")]
     assert registry.get("a").strategies[0].label == "second"  # type: ignore[attr-defined]

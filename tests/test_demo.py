@@ -1,6 +1,7 @@
 """`python -m resilience_pipeline` shows what it says, adds up, and leaves a terminal and a pipe in peace.
 
-It runs as its users run it, in a process of its own: once whole and once for each scene, all at the same time.
+It runs as its users run it, in a process of its own: once whole and once for each scene, all at the same time. Only
+do an attempt and a break have more time there, so that on a busy machine nothing is too late but what is meant to be.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +27,13 @@ from resilience_pipeline._predicates import DEFAULT, demanded_wait
 
 ROOT = Path(__file__).parents[1]  # a checkout that is not installed is tested too
 COMMAND = (sys.executable, "-m", "resilience_pipeline")
+PATIENT = """
+import runpy
+from resilience_pipeline._demo import _stage
+_stage.PER_ATTEMPT = _stage.BREAK = "5s"
+runpy.run_module("resilience_pipeline", run_name="__main__")
+"""
+PATIENT_COMMAND = (sys.executable, "-c", PATIENT)
 SCENES = (
     "steady",
     "refuse",
@@ -54,9 +63,11 @@ def environment(**changes: str) -> dict[str, str]:
     return {**kept, "PYTHONUTF8": "1", "TERM": "xterm", **changes}
 
 
-def start(*arguments: str, **changes: str) -> subprocess.Popen[str]:
+def start(
+    *arguments: str, command: Sequence[str] = COMMAND, **changes: str
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*COMMAND, *arguments],
+        [*command, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         encoding="utf-8",
@@ -92,9 +103,16 @@ class Run:
         return [int(row[name]) for row in self.rows]
 
     def repeatable(self) -> list[tuple[str, ...]]:
-        """What doesn't depend on how fast the machine is, nor on which calls came before."""
-        names = ("scene", "attempts", "requests", "outcome", "tokens", "circuit")
-        return [tuple(row[name] for name in names) for row in self.rows]
+        """What doesn't depend on how fast the machine is, nor on which calls came before.
+
+        Whether the trial of an open circuit is a call's first attempt or its second does.
+        """
+        names = ("scene", "outcome", "tokens", "circuit")
+        counts = ("attempts", "requests")
+        return [
+            tuple(row[name] for name in (names if row["scene"] == "circuit" else names + counts))
+            for row in self.rows
+        ]
 
 
 def finish(process: subprocess.Popen[str]) -> Run:
@@ -105,8 +123,10 @@ def finish(process: subprocess.Popen[str]) -> Run:
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Run]:
     """The run of all scenes under "all", and the run of each one alone; with the same seed."""
-    whole = {"all": start("--seed", SEED)}
-    alone = {name: start("--seed", SEED, "--scenario", name) for name in SCENES}
+    whole = {"all": start("--seed", SEED, command=PATIENT_COMMAND)}
+    alone = {
+        name: start("--seed", SEED, "--scenario", name, command=PATIENT_COMMAND) for name in SCENES
+    }
     return {name: finish(process) for name, process in (alone | whole).items()}
 
 
@@ -161,8 +181,9 @@ def test_a_seed_repeats_attempts_outcomes_and_waits(runs: dict[str, Run], name: 
     assert alone.repeatable() == [row for row in whole.repeatable() if row[0] == name]
     head = whole.output.index(f"── {name}: ")
     among = Run(0, whole.output[head : whole.output.index("\n\n", head)], "")
-    if name != "circuit":  # there a wait is what is left of the break
-        assert alone.texts("wait") == among.texts("wait")
+    if name == "circuit":  # there a wait is what is left of the break, if anything is
+        return
+    assert alone.texts("wait") == among.texts("wait")
     assert [label for _, label, _ in alone.events if label[:4] != "call"] == [
         label for _, label, _ in among.events if label[:4] != "call"
     ]
@@ -173,14 +194,14 @@ def test_all_scenes_together_end_in_time(runs: dict[str, Run]) -> None:
     whole = runs["all"]
     assert list(dict.fromkeys(row["scene"] for row in whole.rows)) == list(SCENES)
     ends = [max(time for time, _, _ in runs[name].events) for name in SCENES]
-    assert sum(ends) < 45  # about twelve, on a machine that does nothing else
+    assert sum(ends) < 45  # about twenty, on a machine that does nothing else
 
 
 @pytest.mark.realtime
 def test_each_scene_shows_what_it_is_about(runs: dict[str, Run]) -> None:
     assert {row["outcome"] for row in runs["steady"].rows} == {"answered"}
     assert "asking … Connection reset by peer" in runs["refuse"].texts("attempt")
-    assert runs["stall"].texts("timeout") == ["no token within 1 s"]
+    assert runs["stall"].texts("timeout") == ["no token within 5 s"]
     assert "asking … 503 Service Unavailable, Retry-After: 1" in runs["busy"].texts("attempt")
     assert runs["busy"].texts("wait") == ["1.00 s, as the server asked"]
     broken, again = runs["dies"].rows
@@ -256,7 +277,7 @@ def test_ctrl_c_ends_it_without_a_traceback() -> None:
 
 @pytest.mark.realtime
 def test_a_reader_that_goes_away_ends_it_quietly() -> None:
-    process = start("--scenario", "steady")
+    process = start()  # all scenes, which nobody is too slow for to go away in the middle
     assert process.stdout is not None
     assert process.stdout.readline().startswith("resilience_pipeline: ")
     process.stdout.close()
@@ -270,7 +291,7 @@ def run_in_terminal(*arguments: str, **changes: str) -> str:
     """Run it with a pseudo-terminal for its output, and give that."""
     pty = pytest.importorskip("pty", reason="no pseudo-terminals here")
     ours, theirs = pty.openpty()
-    command = [*COMMAND, *arguments]
+    command = [*PATIENT_COMMAND, *arguments]
     process = subprocess.Popen(command, stdout=theirs, cwd=ROOT, env=environment(**changes))
     os.close(theirs)
     output = b""

@@ -23,20 +23,28 @@ from resilience_pipeline._demo import FlakyServer, Status
 from support.live import NO_CERTIFICATES
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-#: Runs an example and prints, below what it prints itself, what its `main` returns.
+#: Runs an example, changed a little, and prints, below what it prints itself, what its `main` returns.
 DRIVER = """
 import asyncio, importlib, json, sys
-sys.path[:0] = sys.argv[2:]
-figures = asyncio.run(importlib.import_module(sys.argv[1]).main())
+sys.path[:0] = sys.argv[3:]
+example = importlib.import_module(sys.argv[1])
+vars(example).update(json.loads(sys.argv[2]))
+figures = asyncio.run(example.main())
 print(json.dumps(figures, default=vars))
 """
 
 
 @cache
-def figures_of(name: str) -> dict[str, Any]:
-    """Run an example once; a warning is an error."""
+def figures_of(name: str, **changes: str) -> dict[str, Any]:
+    """Run an example once; a warning is an error.
+
+    Args:
+        name: Of its module.
+        changes: To globals of it.
+    """
+    places = [str(EXAMPLES), str(EXAMPLES.parent)]
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", DRIVER, name, str(EXAMPLES), str(EXAMPLES.parent)],
+        [sys.executable, "-W", "error", "-c", DRIVER, name, json.dumps(changes), *places],
         capture_output=True,
         check=False,
         encoding="utf-8",
@@ -48,6 +56,11 @@ def figures_of(name: str) -> dict[str, Any]:
     assert printed, "it prints its figures"
     figures: dict[str, Any] = json.loads(last)
     return figures
+
+
+def figures_of_strands() -> dict[str, Any]:
+    """With so long a limit that a machine which stumbles loses no answer but those that stall."""
+    return figures_of("strands_model", LIMIT="5s")
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("[!_]*.py")), ids=lambda path: path.stem)
@@ -68,7 +81,7 @@ def test_a_hardened_httpx_client_answers_every_call() -> None:
     """The callers' code is the same for both; what is spoiled reaches those of the bare client."""
     figures = figures_of("httpx_client")["a server that spoils answers"]
     bare, hardened = figures["bare"], figures["hardened"]
-    assert bare["asked"] == bare["requests"] == 100
+    assert bare["requests"] <= bare["asked"] == 100  # some connection may come to nothing in time
     assert bare["answered"] <= 100 - SPOILED
     assert hardened["answered"] == hardened["asked"] == 100
     assert hardened["failures"] == {}
@@ -141,31 +154,28 @@ def test_a_bare_database_loses_deposits() -> None:
 
 def test_a_hardened_model_fails_after_its_first_token_only() -> None:
     """Of six faults of the server one comes in mid-answer, and that one is the agent's to deal with."""
-    figures = figures_of("strands_model")
+    figures = figures_of_strands()
     assert figures["bare"]["answered"] < figures["hardened"]["answered"] == 11
     assert figures["hardened"]["failures"] == {"APIConnectionError": 1}
 
 
 def test_no_answer_of_a_model_has_a_token_twice() -> None:
-    assert set(figures_of("strands_model")["answers"]) == {
-        "Resilience is not the absence of failure."
-    }
+    assert set(figures_of_strands()["answers"]) == {"Resilience is not the absence of failure."}
 
 
 def test_the_attempts_of_a_model_are_told() -> None:
-    """Each shows up, those that began an answer and, by what went wrong, those that didn't.
-
-    On a machine that stumbles any of them may be too late instead.
-    """
-    told = Counter(line.split()[2] for line in figures_of("strands_model")["attempts"])
-    assert told.pop("begun") == 12
-    assert told.total() >= 5
-    assert told["TimeoutRejectedError"] >= 2
-    assert set(told) <= {"InternalServerError", "APIConnectionError", "TimeoutRejectedError"}
+    """Each shows up, those that began an answer and, by what went wrong, those that didn't."""
+    told = Counter(line.split()[2] for line in figures_of_strands()["attempts"])
+    assert told == {
+        "begun": 12,
+        "InternalServerError": 1,
+        "APIConnectionError": 2,
+        "TimeoutRejectedError": 2,
+    }
 
 
 def test_a_hardened_model_keeps_its_pace() -> None:
     """At most 1 + 20 t starts in t seconds, retries among them."""
-    hardened = figures_of("strands_model")["hardened"]
-    assert hardened["requests"] >= 12 + 5
+    hardened = figures_of_strands()["hardened"]
+    assert hardened["requests"] == 12 + 5
     assert hardened["requests"] <= 1 + 20 * hardened["seconds"]

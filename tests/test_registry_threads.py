@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from threading import Barrier, Event, get_ident
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from resilience_pipeline import (
     Timeout,
 )
 from resilience_pipeline.strategies import Handler, Site
+from support.beside import until
 from support.calls import ok
 
 #: Seconds after which a test that is stuck fails; nothing waits for them to pass.
@@ -43,13 +44,9 @@ def at_once(jobs: Iterable[Callable[[], Any]]) -> list[Any]:
         return list(threads.map(run, jobs, timeout=STUCK))
 
 
-def begun(registry: ResiliencePipelineRegistry, threads: ThreadPoolExecutor, who: int) -> None:
+def begun(registry: ResiliencePipelineRegistry, who: int) -> None:
     """Wait until a number of threads wait for what another one does."""
-    for _ in range(10_000):
-        if len(registry._waiting._waiting) == who:
-            return
-        threads.submit(get_ident).result(STUCK)  # gives others a turn
-    raise AssertionError("nobody waits")
+    until(lambda: len(registry._waiting._waiting) == who)
 
 
 def held(entered: Event, go_on: Event) -> Callable[[ResiliencePipelineBuilder], None]:
@@ -92,7 +89,7 @@ def test_others_wait_while_one_builds() -> None:
         first = threads.submit(registry.get, "a")
         assert entered.wait(STUCK)
         others = [threads.submit(registry.get, "a") for _ in range(5)]
-        begun(registry, threads, 5)
+        begun(registry, 5)
         assert not any(other.done() for other in others)
         go_on.set()
         assert {other.result(STUCK) for other in others} == {first.result(STUCK)}
@@ -149,7 +146,7 @@ def test_a_failing_configure_fails_the_one_who_ran_it() -> None:
         first = threads.submit(registry.get, "a")
         assert entered.wait(STUCK)
         others = [threads.submit(registry.get, "a") for _ in range(3)]
-        begun(registry, threads, 3)
+        begun(registry, 3)
         go_on.set()
         assert isinstance(first.exception(STUCK), ZeroDivisionError)
         assert {other.result(STUCK) for other in others} == {registry.get("a")}
@@ -318,7 +315,7 @@ def test_reloads_come_one_after_another() -> None:
         second: Future[None] = threads.submit(
             registry.reload, "a", lambda builder: builder.add_timeout(3)
         )
-        begun(registry, threads, 1)
+        begun(registry, 1)
         assert handle.strategies == (Timeout(1),)
         go_on.set()
         first.result(STUCK)

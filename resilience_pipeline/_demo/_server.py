@@ -99,7 +99,7 @@ class FlakyServer:
         """Say what happens to the next requests, one step each; replaces what is left."""
         self._script = deque(steps)
 
-    async def wait_requests(self, count: int, *, timeout: float = 5.0) -> None:
+    async def wait_requests(self, count: int, *, timeout: float = 30.0) -> None:
         """Wait until so many requests have arrived since the start.
 
         Raises:
@@ -107,7 +107,7 @@ class FlakyServer:
         """
         await self._wait_until(lambda: len(self._records) >= count, timeout)
 
-    async def wait_ended(self, number: int, *, timeout: float = 5.0) -> RequestRecord:
+    async def wait_ended(self, number: int, *, timeout: float = 30.0) -> RequestRecord:
         """Wait until the request of that number (0-based) has ended in any way.
 
         Raises:
@@ -120,7 +120,7 @@ class FlakyServer:
         await self._wait_until(ended, timeout)
         return self._records[number]
 
-    async def wait_closed_by_client(self, number: int, *, timeout: float = 5.0) -> RequestRecord:
+    async def wait_closed_by_client(self, number: int, *, timeout: float = 30.0) -> RequestRecord:
         """Wait until the client has left the request of that number before its end.
 
         Raises:
@@ -346,15 +346,15 @@ class ThreadedFlakyServer:
         """Say what happens to the next requests, one step each; replaces what is left."""
         self._server.script(*steps)
 
-    def wait_requests(self, count: int, *, timeout: float = 5.0) -> None:
+    def wait_requests(self, count: int, *, timeout: float = 30.0) -> None:
         """Block until so many requests have arrived since the start; else `TimeoutError`."""
         self._run(self._server.wait_requests(count, timeout=timeout))
 
-    def wait_ended(self, number: int, *, timeout: float = 5.0) -> RequestRecord:
+    def wait_ended(self, number: int, *, timeout: float = 30.0) -> RequestRecord:
         """Block until that request has ended in any way; else `TimeoutError`."""
         return self._run(self._server.wait_ended(number, timeout=timeout))
 
-    def wait_closed_by_client(self, number: int, *, timeout: float = 5.0) -> RequestRecord:
+    def wait_closed_by_client(self, number: int, *, timeout: float = 30.0) -> RequestRecord:
         """Block until the client has left that request early; else as `FlakyServer`'s raises."""
         return self._run(self._server.wait_closed_by_client(number, timeout=timeout))
 

@@ -32,6 +32,8 @@ from ._screen import Screen, Style
 from ._server import FlakyServer
 
 PROMPT = "What is resilience?"
+PER_ATTEMPT = "1s"  # until its first token
+BREAK = "2.5s"
 STAND_IN = ("The", " model", " is", " away", ";", " please", " ask", " again", " later", ".")
 
 OutcomeName = Literal["answered", "stand-in", "broken off", "left", "failed"]
@@ -116,13 +118,13 @@ class Stage:
             .add_circuit_breaker(
                 failure_ratio=0.5,
                 minimum_throughput=4,
-                break_duration="2.5s",
+                break_duration=BREAK,
                 on_opened=self._on_opened,
                 on_half_opened=self._on_half_opened,
                 on_closed=self._on_closed,
                 control=self._control,
             )
-            .add_timeout("1s", on_timeout=self._on_timeout)
+            .add_timeout(PER_ATTEMPT, on_timeout=self._on_timeout)
             .build()
         )
 
@@ -147,7 +149,7 @@ class Stage:
                 resumable=True,
                 on_retry=self._on_retry,
             )
-            .add_timeout("1s", on_timeout=self._on_timeout)
+            .add_timeout(PER_ATTEMPT, on_timeout=self._on_timeout)
             .build()
         )
 

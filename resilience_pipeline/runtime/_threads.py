@@ -205,9 +205,9 @@ class Signal:
             Cancelled: Nobody waits for this thread any more.
         """
         flag = running_flag.get()
-        if flag is not NEVER:
-            flag.watch(self._release)
         try:
+            if flag is not NEVER:
+                flag.watch(self._release)  # an interrupt may come as soon as it does
             self._wait(seconds)
         finally:
             if flag is not NEVER:

@@ -65,13 +65,14 @@ class KeyedPurse(Purse):
         if mark.noted(self._account) is not None:
             return
         mine = _Noted(ask_key(self._key, context, self._site.origin))
-        if mark.note(self._account, mine) is not mine:
-            return  # in another thread, another attempt of it was quicker
         now = self._now()
         with self._account.lock:
+            if mark.noted(self._account) is not None:
+                return  # in another thread, another attempt of it was quicker
             now = self._agreed(now)
             window, keys = self._look_up(mine.key, now)
             window.first(now)
+            mark.note(self._account, mine)  # now that it is counted: who finds it goes on at once
         if keys > self._counted.max_keys:
             tell_of_keys(self._site, context, mine.key, keys, self._counted.max_keys)
 

@@ -181,10 +181,10 @@ class Purse:
 
     def meet(self, context: ResilienceContext) -> None:
         """Count an execution as a first, unless the budget has met it already."""
-        account = self._account
-        if cast(ExecutionMark, context.execution).is_new_to(account):
-            now = self._now()
-            with account.lock:
+        account, now = self._account, self._now()
+        # In one step, or another attempt of it, in another thread, would go on before it is counted.
+        with account.lock:
+            if cast(ExecutionMark, context.execution).is_new_to(account):
                 self._counted.first(self._agreed(now))
 
     def spending(self) -> Spending:

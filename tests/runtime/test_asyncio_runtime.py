@@ -458,7 +458,7 @@ def test_loops_in_threads_run_at_once() -> None:
     async def main() -> None:
         loop = the_loop()
         start = loop.time()
-        barrier.wait(10)
+        barrier.wait(30)
         for _ in range(50):
             assert await pipeline.execute(value, 1) == 1
             with pytest.raises(TimeoutRejectedError):

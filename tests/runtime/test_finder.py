@@ -62,7 +62,7 @@ def test_loops_in_threads_each_get_their_own() -> None:
     found: list[tuple[str, str]] = []
 
     async def main(loop: str) -> None:
-        barrier.wait(10)
+        barrier.wait(30)
         for _ in range(50):
             found.append((loop, await pipeline.execute(which)))
 

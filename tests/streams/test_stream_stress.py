@@ -12,10 +12,8 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Iterator,
-    MutableSequence,
 )
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from random import Random
 from typing import Any
 
@@ -27,6 +25,7 @@ from resilience_pipeline import CircuitBreakerControl, ExecutionRejectedError, R
 from resilience_pipeline.testing import VirtualClock
 from support.inside import free_permits
 from support.racing import nothing_reported
+from support.repeatable import repeatable
 from support.streaming import B, leaves, tick
 
 pytestmark = pytest.mark.anyio
@@ -362,36 +361,6 @@ def own_tasks() -> list[str]:
         return [task.name for task in system if "resilience_pipeline.runtime" in task.name]
     names = [repr(task.get_coro()) for task in tasks if task is not asyncio.current_task()]
     return [name for name in names if "TestRunner." not in name]
-
-
-class InOrder(Random):
-    """What trio draws its order of ready tasks from: by age, the youngest or the oldest first in all of a run.
-
-    Drawn one by one the lots would depend on whether some older run's last task is ready as well.
-    """
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
-        self._youngest_first = seed % 2 == 1
-
-    def shuffle(self, x: MutableSequence[Any]) -> None:
-        """Take them in order; trio has sorted them."""
-        if self._youngest_first:
-            x.reverse()
-
-
-@contextmanager
-def repeatable(seed: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Random]:
-    """Give the run's lots; trio's order of tasks follows from the seed, and garbage waits."""
-    monkeypatch.setattr("trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING", True)
-    monkeypatch.setattr("trio._core._run._r", InOrder(seed))
-    gc.disable()
-    gc.freeze()  # what was there before is not looked at again and again
-    try:
-        yield Random(seed)
-    finally:
-        gc.unfreeze()
-        gc.enable()
 
 
 async def check_the_end(world: World) -> None:

@@ -41,7 +41,7 @@ from resilience_pipeline.strategies import _base
 from resilience_pipeline.testing import VirtualClock
 
 _RECHECK = 0.0005  # seconds of real time until other threads are looked at again
-_PATIENCE = 10.0
+_PATIENCE = 30.0
 
 
 def run_in_thread(test: Callable[[], Awaitable[object]]) -> None:

@@ -113,7 +113,7 @@ def serving(service: Service) -> Iterator[str]:
             yield f"http://127.0.0.1:{bound.getsockname()[1]}"
         finally:
             server.should_exit = True
-            thread.join(10)
+            thread.join(30)
             assert not thread.is_alive()
 
 

@@ -355,7 +355,9 @@ async def test_what_returns_an_awaitable_is_complained_of(
 async def test_a_cancelled_call_has_no_outcome(strategy: str) -> None:
     """Cancellation is no error: attempts and the call end with outcome `None`, and are told all the same."""
     builder = B()
-    pipeline = (builder.add_retry() if strategy == "retry" else builder.add_hedging()).build()
+    pipeline = (
+        builder.add_retry() if strategy == "retry" else builder.add_hedging(delay=60)
+    ).build()
     with capture_events() as events:
         async with running(pipeline.execute, hang) as scope:
             scope.cancel()
@@ -417,7 +419,7 @@ def test_listeners_are_called_under_no_lock() -> None:
 
         thread = threading.Thread(target=reach)
         thread.start()
-        thread.join(5)
+        thread.join(30)
         assert not thread.is_alive()
 
     pipeline = B(listeners=[from_elsewhere]).add_circuit_breaker(control=control).build()

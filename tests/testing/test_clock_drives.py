@@ -245,7 +245,7 @@ def test_by_hand_with_threads() -> None:
 
     thread = threading.Thread(target=call)
     thread.start()
-    assert started.wait(10)
+    assert started.wait(30)
 
     def move(seconds: float) -> int:
         run(clock.advance(seconds))  # waits until the thread waits
@@ -254,7 +254,7 @@ def test_by_hand_with_threads() -> None:
     mover = B(clock=clock).build()
     assert mover.execute_sync(move, 29) == 1
     assert mover.execute_sync(move, 1) == 2
-    thread.join(10)
+    thread.join(30)
     assert results == ["page"]
 
 

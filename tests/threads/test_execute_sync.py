@@ -735,8 +735,8 @@ def build():
     return (
         B()
         .add_fallback(fallback_value=9)
-        .add_rate_limiter(TokenBucket(100, 100), queue_limit=2, max_wait=1)
-        .add_concurrency_limiter(2, queue_limit=2, max_wait=1, hold_streams=True)
+        .add_rate_limiter(TokenBucket(100, 100), queue_limit=2, max_wait=30)
+        .add_concurrency_limiter(2, queue_limit=2, max_wait=30, hold_streams=True)
         .add_retry(delay=0.001)
         .add_circuit_breaker()
         .add_hedging(delay=0.001)

@@ -16,15 +16,19 @@ import pytest
 import trio
 
 from resilience_pipeline import (
+    ResilienceContext,
     ResiliencePipelineBuilder,
     RetryBudget,
     RetryEvent,
+    Strategy,
     TokenBucket,
     current_context,
 )
 from resilience_pipeline._context import ExecutionMark
+from resilience_pipeline.strategies import Handler, Site
 from support.beside import PATIENCE, Gate, see, until
 from support.calls import BoomError
+from support.inside import StepClock
 
 B = ResiliencePipelineBuilder
 
@@ -199,6 +203,64 @@ def test_attempts_side_by_side_are_one_first() -> None:
     assert left(budget) == 1
 
 
+class Slow(StepClock):
+    """A clock that makes a thread wait for its answer once, if it is `whom`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whom = 0
+        self.asked, self.go = threading.Event(), threading.Event()
+
+    def now(self) -> float:
+        if threading.get_ident() == self.whom:
+            self.whom = 0
+            self.asked.set()
+            see(self.go)
+        return super().now()
+
+
+class FirstIsSlow(Strategy[Any]):
+    """Has the first attempt come to what is inside first, and the clock be slow for it there."""
+
+    def __init__(self, clock: Slow) -> None:
+        self._clock = clock
+        self.left = threading.Event()
+
+    def bind(self, next: Handler, site: Site) -> Handler:  # noqa: A002
+        async def handle(context: ResilienceContext) -> Any:
+            if context.attempt:
+                see(self._clock.asked)
+                return await next(context)
+            self._clock.whom = threading.get_ident()
+            try:
+                return await next(context)
+            finally:
+                self.left.set()
+
+        return handle
+
+
+@pytest.mark.parametrize("key", [None, lambda event: "key"], ids=["one", "keyed"])
+def test_no_attempt_goes_on_before_its_execution_is_counted(key: Any) -> None:
+    """However long another one, in another thread, that came to the budget first takes to count it."""
+    clock = Slow()
+    slow = FirstIsSlow(clock)
+    budget = RetryBudget(ratio=1, min_per_second=0, key=key)
+    retry = B(clock=clock).add_hedging(delay=0).add(slow).add_retry(delay=0, budget=budget)
+    failures = [BoomError()]
+
+    def fn() -> str:
+        if failures:
+            raise failures.pop()
+        return "by its extra"
+
+    try:
+        assert retry.build().execute_sync(fn) == "by its extra"
+    finally:
+        clock.go.set()
+    see(slow.left)
+
+
 # ---- hedges that are left in their threads --------------------------------------------------------
 
 
@@ -241,7 +303,7 @@ def test_a_loser_that_runs_on_under_a_time_limit_is_charged() -> None:
 def test_a_loser_in_a_queue_is_given_back_at_once() -> None:
     """It never reached the callback, and never will."""
     budget = only(1)
-    queued = threading.Event()
+    inside, queued = threading.Event(), threading.Event()
 
     class Queue:
         """Grants one, and tells when somebody queues."""
@@ -255,11 +317,15 @@ def test_a_loser_in_a_queue_is_given_back_at_once() -> None:
             return wait
 
     def fn() -> str:
+        inside.set()
         see(queued)
         return "first"
 
     pipeline = (
-        B().add_hedging(delay=0.001, budget=budget).add_rate_limiter(Queue(), queue_limit=1).build()
+        B()
+        .add_hedging(delay=0, budget=budget, on_hedging=lambda _: see(inside))
+        .add_rate_limiter(Queue(), queue_limit=1)
+        .build()
     )
     assert pipeline.execute_sync(fn) == "first"
     assert left(budget) == 1

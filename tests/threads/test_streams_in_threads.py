@@ -581,9 +581,7 @@ def test_closing_in_the_moment_in_which_the_reader_gets_its_chunk_returns(
         return make(runtime)
 
     monkeypatch.setattr(ThreadRuntime, "waiter", waiter_when_the_reader_has_gone)
-    closer = Beside(chunks.close)
-    closer.thread.join(3)
-    assert not closer.is_running
+    Beside(chunks.close).result()
 
 
 def test_an_error_of_closing_for_another_thread_is_the_closers() -> None:
@@ -887,7 +885,8 @@ def test_a_fallback_never_replaces_after_the_first_chunk() -> None:
 def test_hedging_takes_the_first_source_to_yield() -> None:
     """A second source if the first is slow to yield; the loser is closed when it comes back."""
     gate = Gate()
-    first, second = Source([gate, "slow"]), Source(["fast", 2])
+    first = Source([gate, "slow"])
+    second = Source([lambda: see(gate.entered), "fast", 2])
     count = iter([first, second])
     lock = threading.Lock()
 

@@ -36,7 +36,7 @@ from resilience_pipeline._errors import DeadlineReached
 from resilience_pipeline.runtime import _threads
 from resilience_pipeline.runtime._threads import Signal, ThreadRuntime, run, run_here
 from resilience_pipeline.testing import VirtualClock
-from support.beside import PATIENCE, SHORT, Beside, Gate, HandClock, let_go, see, until
+from support.beside import LIMIT, PATIENCE, SHORT, Beside, Gate, HandClock, let_go, see, until
 from support.calls import BoomError
 
 B = ResiliencePipelineBuilder
@@ -58,6 +58,13 @@ def within(runtime: ThreadRuntime, seconds: float, fn: Callable[[], Any], late: 
     return run_here(runtime.within(seconds, called, fn, late=late), runtime.clock)
 
 
+class _Nothing:
+    """A job for a worker that is to look again how long it may be idle."""
+
+    def run(self) -> None:
+        pass
+
+
 class Pool:
     """The workers of one test, and which threads they are."""
 
@@ -75,14 +82,27 @@ class Pool:
     def is_idle(self, count: int) -> bool:
         return len(self.workers._idle) == count
 
+    def send_home(self) -> None:
+        """Let those end that have nothing to do; they may be idle for no time any more."""
+        with self.workers._lock:
+            idle, self.workers._idle = self.workers._idle, []
+            busy = self.count - len(idle)
+        for worker in idle:
+            worker.job = _Nothing()
+            worker.ready.release()
+        until(lambda: self.count <= busy)
+
 
 @pytest.fixture
-def pool(monkeypatch: pytest.MonkeyPatch) -> Pool:
-    """Workers of the test's own, which end soon after it."""
-    monkeypatch.setattr(_threads, "_IDLE", 0.5)
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
+    """Workers of the test's own, which stay to its end, however long that takes, and not longer."""
+    monkeypatch.setattr(_threads, "_IDLE", PATIENCE)
     workers = _threads._Workers()
     monkeypatch.setattr(_threads, "_workers", workers)
-    return Pool(workers)
+    pool = Pool(workers)
+    yield pool
+    monkeypatch.setattr(_threads, "_IDLE", 0.0)
+    pool.send_home()
 
 
 # ---- running without a loop -------------------------------------------------------------------
@@ -408,6 +428,26 @@ def test_a_wait_in_the_main_thread_is_interruptible(kind: str) -> None:
     assert not flag._callbacks, "nothing watches the flag any more"
 
 
+def test_an_interrupt_before_the_wait_itself_leaves_nothing_that_watches() -> None:
+    """It may come when the flag is watched already."""
+
+    class Interrupting(CancellationFlag):
+        __slots__ = ()
+
+        def watch(self, callback: Callable[[], object]) -> NoReturn:
+            super().watch(callback)
+            raise KeyboardInterrupt
+
+    flag = Interrupting()
+    token = running_flag.set(flag)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(RUNTIME.sleep(PATIENCE))
+    finally:
+        running_flag.reset(token)
+    assert not flag._callbacks
+
+
 @interruptible
 @pytest.mark.parametrize("kind", ["timeout", "hedging"])
 def test_waiting_for_a_worker_is_interruptible(kind: str) -> None:
@@ -570,7 +610,8 @@ def test_within_leaves_what_takes_too_long() -> None:
 
 def test_a_result_too_late_goes_to_late() -> None:
     """What is brought afterwards is handed to `late`, once."""
-    gate = Gate(result="late")
+    hand = HandClock()
+    gate = Gate("late", clock=hand)
     seen: list[Any] = []
     done = threading.Event()
 
@@ -579,7 +620,7 @@ def test_a_result_too_late_goes_to_late() -> None:
         done.set()
 
     with pytest.raises(DeadlineReached):
-        within(RUNTIME, SHORT, gate, late)
+        within(ThreadRuntime(hand), LIMIT, gate, late)
     assert not seen
     let_go(gate)
     see(done)
@@ -635,13 +676,14 @@ def test_trouble_with_a_late_result_reaches_nobody(
     """Errors of closing something discarded are swallowed; the worker goes on working."""
     printed: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", printed.append)
-    gate = Gate(result="late")
+    hand = HandClock()
+    gate = Gate("late", clock=hand)
 
     async def late(_: Any) -> None:
         raise trouble
 
     with pytest.raises(DeadlineReached):
-        within(RUNTIME, SHORT, gate, late)
+        within(ThreadRuntime(hand), LIMIT, gate, late)
     let_go(gate)
     until(lambda: pool.is_idle(1))
     assert within(RUNTIME, PATIENCE, lambda: 1) == 1

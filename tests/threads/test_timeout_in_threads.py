@@ -28,7 +28,7 @@ from resilience_pipeline import (
     TokenBucket,
     current_context,
 )
-from resilience_pipeline._cancellation import Cancelled
+from resilience_pipeline._cancellation import NEVER, Cancelled, running_flag
 from resilience_pipeline.runtime._threads import run_here
 from resilience_pipeline.testing import VirtualClock
 from support.beside import (
@@ -68,7 +68,7 @@ def gate(hand: HandClock) -> Iterator[Gate]:
 
 
 def slow(clock: VirtualClock, seconds: float, result: Any = None) -> Callable[[], Any]:
-    """User code that takes so long by the clock, and that nobody can stop."""
+    """User code that takes so long by the clock, or until it is given up on."""
 
     def fn() -> Any:
         run_here(clock.sleep(seconds), clock)
@@ -222,7 +222,13 @@ def test_a_timeout_around_a_retry_ends_its_wait(clock: VirtualClock) -> None:
 def test_a_value_that_is_there_before_the_limit_is_looked_at_is_kept(clock: VirtualClock) -> None:
     """A result that arrives at its deadline comes out, or the rejection: never neither, never both."""
     result = Closable()
-    outcome = B(clock=clock).add_timeout(5).build().settle_sync(slow(clock, 5, result))
+
+    def fn() -> Closable:
+        running_flag.set(NEVER)  # or its sleep may end as given up on, and it has no result
+        run_here(clock.sleep(5), clock)
+        return result
+
+    outcome = B(clock=clock).add_timeout(5).build().settle_sync(fn)
     if isinstance(outcome, Success):
         assert outcome.value is result
         assert not result.closings
