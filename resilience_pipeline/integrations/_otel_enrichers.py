@@ -58,16 +58,18 @@ def as_enrichers(enrichers: Sequence[Any]) -> tuple[Enricher, ...]:
         if inspect.iscoroutine(enrichers):
             enrichers.close()
         problems = [f"enrichers must be a list of functions, got {enrichers!r}"]
+        given: tuple[Any, ...] = ()
     else:
+        given = tuple(enrichers)
         problems = [
             f"each of enrichers must be {problem}"
-            for each in enrichers
+            for each in given
             if (problem := listener_problem(each, "nobody waits for enrichers")) is not None
         ]
     if problems:
         msg = "bad options for OpenTelemetryListener: " + "; ".join(problems)
         raise OptionsError(msg, tuple(problems))
-    return tuple(enrichers)
+    return given
 
 
 # ---- what they give -----------------------------------------------------------------------------
@@ -77,7 +79,7 @@ def _attributes_in(answer: object) -> dict[str, Attribute]:
     """Copy an answer, all of it or nothing: one value that can't be sent would take others along."""
     if answer is None:
         return {}
-    if not isinstance(answer, Mapping):
+    if not _is_mapping(answer):
         if inspect.iscoroutine(answer):
             answer.close()
         msg = f"it returned {answer!r}; an enricher returns a mapping of attributes, or None"
@@ -99,9 +101,9 @@ def _checked_name(name: object) -> str:
 def _checked(name: object, value: object) -> Attribute:
     if _is_simple(value):
         return value
-    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
-        several = tuple(value)  # can be hashed, as series of metrics are told apart
-        if all(map(_is_simple, several)) and len({type(each) for each in several}) <= 1:
+    if _is_list(value):
+        several = tuple(value)  # which can be hashed, as it is to tell series of metrics apart
+        if all(map(_is_simple, several)) and len(set(map(type, several))) <= 1:
             return several
     msg = (
         f"it gave the attribute {name!r} the value {value!r}; values of attributes are text, "
@@ -114,3 +116,11 @@ def _is_simple(value: object) -> TypeGuard[str | bool | int | float]:
     if isinstance(value, int):
         return -TOO_LARGE <= value < TOO_LARGE
     return isinstance(value, str | float)
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview)
+
+
+def _is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
+    return isinstance(value, Mapping)

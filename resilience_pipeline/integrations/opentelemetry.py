@@ -50,6 +50,7 @@ from . import _otel_attributes as _attributes
 from . import _otel_enrichers as _enrichers
 from . import _otel_metrics as _metrics
 from . import _otel_spans as _spans
+from ._otel_enrichers import Enricher
 
 __all__ = ["OpenTelemetryListener", "instrument"]
 
@@ -66,7 +67,7 @@ def instrument(
     tracer_provider: trace.TracerProvider | None = None,
     meter_provider: metrics.MeterProvider | None = None,
     pipelines: ResiliencePipelineRegistry | None = None,
-    enrichers: Sequence[_enrichers.Enricher] = (),
+    enrichers: Sequence[Enricher] = (),
 ) -> Callable[[], None]:
     """Tell OpenTelemetry of all pipelines of the process, built before or after.
 
@@ -150,7 +151,7 @@ class OpenTelemetryListener:
         *,
         tracer_provider: trace.TracerProvider | None = None,
         meter_provider: metrics.MeterProvider | None = None,
-        enrichers: Sequence[_enrichers.Enricher] = (),
+        enrichers: Sequence[Enricher] = (),
     ) -> None:
         self._enrichers = _enrichers.as_enrichers(enrichers)
         version = _facts.library_version()
