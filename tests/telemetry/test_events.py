@@ -1,7 +1,8 @@
 """What happens in pipelines, as events: which, in which order, and what they carry; of calls, streams and threads.
 
-Rows `TL-nn` are those of the Polly dossier. What its severity provider, enrichers and meters do (TL-02, TL-04's
-histograms, TL-06) is for `logging` and for integrations, which get all they need from the events.
+Rows `TL-nn` are those of the Polly dossier. Those of its severity provider (TL-02) and of its texts (TL-05, TL-08) are
+in `test_logging`, those of listeners (TL-01, TL-07, TL-09) in `test_listeners`, and those of tags, meters and
+enrichers (TL-03, TL-04's histograms, TL-06) in `integrations/test_opentelemetry` and `…_enrichers`.
 """
 
 from __future__ import annotations
