@@ -108,7 +108,7 @@ async def test_the_same_listener_may_be_added_twice() -> None:
 
 @pytest.mark.anyio
 async def test_a_pipelines_own_listeners_are_told_first() -> None:
-    """In the order in which they were given, then those who listen to all, in theirs."""
+    """TL-09, otherwise than in Polly: they replace nobody. In the order in which they were given, then the others."""
     order: list[str] = []
     removals = [add_listener(lambda _, n=n: order.append(n)) for n in ("third", "fourth")]  # type: ignore[misc]
     pipeline = B(
