@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from opentelemetry import context as otel_context
 from opentelemetry.metrics import NoOpMeterProvider
 from opentelemetry.trace import NoOpTracerProvider, StatusCode
 
@@ -25,6 +26,7 @@ from resilience_pipeline import (
     CircuitBreakerControl,
     OptionsError,
     PipelineExecuted,
+    PipelineExecuting,
     ResiliencePipelineBuilder,
     ResiliencePipelineRegistry,
 )
@@ -501,17 +503,19 @@ async def test_an_enricher_that_turns_out_to_be_async_is_complained_of(
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("at", [PipelineExecuting, PipelineExecuted])
 async def test_an_interrupt_in_an_enricher_comes_out_and_ends_the_span(
-    telemetry: Telemetry,
+    telemetry: Telemetry, at: type[TelemetryEvent]
 ) -> None:
     """TL-06: as it does from a listener; the enricher is not called a second time for the event."""
     called: list[str] = []
 
     def enrich(event: TelemetryEvent) -> None:
         called.append(event.name)
-        if isinstance(event, PipelineExecuted):
+        if isinstance(event, at):
             raise KeyboardInterrupt
 
+    before = otel_context.get_current()
     listener = telemetry.listener(enrichers=[lambda event: {"before": 1}, enrich])
     pipeline = B("p", listeners=[listener]).build()
     with pytest.raises(KeyboardInterrupt):
@@ -519,6 +523,7 @@ async def test_an_interrupt_in_an_enricher_comes_out_and_ends_the_span(
     assert called.count("PipelineExecuted") == 1
     assert attributes(telemetry.span("pipeline p"))["before"] == 1
     assert "0 calls" in repr(listener)
+    assert otel_context.get_current() is before
 
 
 @pytest.mark.anyio
