@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from threading import local
 from typing import Any, TypeAlias, TypeGuard
 
 from .. import MisuseError, OptionsError
@@ -23,36 +24,67 @@ Attribute: TypeAlias = (
 Enricher: TypeAlias = Callable[[TelemetryEvent], Mapping[str, Attribute | None] | None]
 
 
+class Enrichers:
+    """The enrichers of a listener, which are called one event at a time in each thread.
+
+    What happens in the middle of one is told without further attributes. An enricher that calls through a
+    pipeline, of which this listener hears in turn, would come to no end otherwise.
+
+    Args:
+        functions: The enrichers, in the order in which they are called.
+    """
+
+    __slots__ = ("_functions", "_threads")
+
+    def __init__(self, functions: tuple[Enricher, ...]) -> None:
+        self._functions = functions
+        self._threads = local()
+
+    def further(self, event: TelemetryEvent) -> Further | None:
+        """Give what is to be asked for the further attributes of an event that happens now."""
+        if not self._functions or getattr(self._threads, "is_inside", False):
+            return None
+        return Further(self, event)
+
+    def ask(self, event: TelemetryEvent, given: dict[str, Attribute]) -> None:
+        """Call all of them and add what they give."""
+        self._threads.is_inside = True
+        try:
+            for enricher in self._functions:
+                try:
+                    given.update(_attributes_in(enricher(event)))
+                except Exception as error:  # noqa: BLE001 - an enricher never touches the call
+                    complain(enricher, error)
+        finally:
+            self._threads.is_inside = False
+
+
 class Further:
     """What enrichers add to the attributes of one event.
 
     Args:
-        enrichers: The functions, in the order in which they are called.
-        event: What they are called with.
+        enrichers: Those who are asked.
+        event: The event.
     """
 
     __slots__ = ("_enrichers", "_event", "_given")
 
-    def __init__(self, enrichers: tuple[Enricher, ...], event: TelemetryEvent) -> None:
+    def __init__(self, enrichers: Enrichers, event: TelemetryEvent) -> None:
         self._enrichers = enrichers
         self._event = event
         self._given: dict[str, Attribute] | None = None
 
     def attributes(self) -> Mapping[str, Attribute]:
-        """Give the attributes; the first time, by calling the enrichers."""
+        """Give the attributes; the first time, by asking for them."""
         given = self._given
         if given is None:
             # Kept before it is filled: where an interrupt comes out of one of them, the end of the span asks again.
             given = self._given = {}
-            for enricher in self._enrichers:
-                try:
-                    given.update(_attributes_in(enricher(self._event)))
-                except Exception as error:  # noqa: BLE001 - an enricher never touches the call
-                    complain(enricher, error)
+            self._enrichers.ask(self._event, given)
         return given
 
 
-def as_enrichers(enrichers: Sequence[Any]) -> tuple[Enricher, ...]:
+def as_enrichers(enrichers: Sequence[Any]) -> Enrichers:
     """Give the enrichers of an option, or refuse what is none."""
     if isinstance(enrichers, str) or not isinstance(enrichers, Sequence):
         if inspect.iscoroutine(enrichers):
@@ -69,7 +101,7 @@ def as_enrichers(enrichers: Sequence[Any]) -> tuple[Enricher, ...]:
     if problems:
         msg = "bad options for OpenTelemetryListener: " + "; ".join(problems)
         raise OptionsError(msg, tuple(problems))
-    return given
+    return Enrichers(given)
 
 
 # ---- what they give -----------------------------------------------------------------------------

@@ -14,8 +14,8 @@ Interleavings that were thought through:
 3. The listener is closed while calls run. It hears of their ends, and of nothing else.
 4. An event comes from a context that knows nothing of the call, such as a thread of the user's own
    strategy: the call is found by the event's context.
-5. An event comes while this very thread is at work in here, or in the SDK: see `_facts.InTurn`. So it is
-   with those of a pipeline that an enricher calls.
+5. An event comes while this very thread is at work in here, or in the SDK: see `_facts.InTurn`.
+   Those of a pipeline that an enricher calls are not enriched: see `_otel_enrichers.Enrichers`.
 """
 
 from __future__ import annotations
@@ -192,10 +192,10 @@ class OpenTelemetryListener:
 
     def __call__(self, event: TelemetryEvent) -> None:
         """Be told of an event."""
-        self._tell_in_turn(event)
+        self._tell_in_turn((event, self._enrichers.further(event)))
 
-    def _tell(self, event: TelemetryEvent, late: bool) -> None:
-        further = _enrichers.Further(self._enrichers, event) if self._enrichers else None
+    def _tell(self, told: tuple[TelemetryEvent, _enrichers.Further | None], late: bool) -> None:
+        event, further = told
         if self._closed:
             if isinstance(event, PipelineExecuted):
                 self._leave(event, further)
