@@ -190,7 +190,7 @@ async def test_a_breaker_around_a_retry_counts_the_call(clock: VirtualClock) -> 
 
 
 async def test_a_timeout_in_a_retry_limits_each_attempt(clock: VirtualClock) -> None:
-    """Each has a limit of its own, the wait between them counts for none, and an expiry is tried again."""
+    """CO-1, retry(timeout(fn)): each has a limit of its own, the wait between them counts for none, and an expiry is tried again."""
     pipeline = build(clock, Retry(delay=1), Timeout(5))
     fn = Taking(clock, 100, 100, 4)
     assert await pipeline.execute(fn) == "value"
@@ -611,7 +611,7 @@ async def test_a_rate_around_a_permit_is_charged_for_its_refusals(clock: Virtual
 
 
 async def test_a_fallback_comes_after_all_attempts_have_timed_out(clock: VirtualClock) -> None:
-    """fallback(retry(timeout(fn))): the last resort, once."""
+    """CO-1, fallback(retry(timeout(fn))): the last resort, once."""
     pipeline = build(
         clock,
         Fallback(fallback_value="substitute"),
@@ -664,7 +664,7 @@ async def test_pacing_inside_a_timeout_costs_calls_but_no_permits(clock: Virtual
 
 
 async def test_attempts_of_a_stream_do_not_overlap(clock: VirtualClock) -> None:
-    """retry(timeout(source)): the source that was too slow has been closed before the next is opened."""
+    """CO-1, retry(timeout(source)): the source that was too slow has been closed before the next is opened."""
     log: list[str] = []
     delays = iter((100, 100, 1))
 

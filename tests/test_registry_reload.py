@@ -67,7 +67,7 @@ async def test_the_same_handle_uses_the_new_strategies() -> None:
 
 
 def test_the_handle_shows_what_serves_now() -> None:
-    """`strategies`, `name`, `instance` and `repr` are those of the current pipeline."""
+    """TS-02: `strategies`, `name`, `instance` and `repr` are those of the current pipeline, as if it were the only one."""
     registry = registered(lambda builder: builder.add_timeout(1))
     handle = registry.get("a", "x")
 

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from math import isfinite
 from threading import RLock, local
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from .. import (
     AttemptCompleted,
@@ -85,7 +85,10 @@ def attempt_of(event: AttemptCompleted) -> int:
     return min(event.attempt, _HIGHEST_ATTEMPT)
 
 
-class InTurn:
+T = TypeVar("T")
+
+
+class InTurn(Generic[T]):
     """Tells of one event after another in each thread.
 
     What comes in between is told afterwards: the garbage collector may close a call anywhere, and an
@@ -93,23 +96,23 @@ class InTurn:
     holds, ours or the other library's.
 
     Args:
-        tell: What is called with an event, and whether it comes late.
+        tell: What is called with an event, or with what stands for it, and whether it comes late.
     """
 
     __slots__ = ("_tell", "_threads")
 
-    def __init__(self, tell: Callable[[TelemetryEvent, bool], None]) -> None:
+    def __init__(self, tell: Callable[[T, bool], None]) -> None:
         self._tell = tell
         self._threads = local()
 
-    def __call__(self, event: TelemetryEvent, late: bool = False) -> None:
+    def __call__(self, event: T, late: bool = False) -> None:
         """Tell of an event, now or in a moment."""
         threads = self._threads
-        before: deque[TelemetryEvent] | None = getattr(threads, "waiting", None)
+        before: deque[T] | None = getattr(threads, "waiting", None)
         if before is not None:
             before.append(event)
             return
-        waiting: deque[TelemetryEvent] = deque()
+        waiting: deque[T] = deque()
         threads.waiting = waiting
         try:
             self._tell(event, late)
@@ -117,7 +120,7 @@ class InTurn:
             threads.waiting = None  # first, so that nothing joins a queue that nobody looks at
             self._catch_up(waiting)
 
-    def _catch_up(self, waiting: deque[TelemetryEvent]) -> None:
+    def _catch_up(self, waiting: deque[T]) -> None:
         if waiting:
             try:
                 self(waiting.popleft(), late=True)

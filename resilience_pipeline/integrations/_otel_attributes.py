@@ -30,7 +30,7 @@ def labels_of(event: TelemetryEvent) -> dict[str, str | int | float | bool]:
 
 _APART = frozenset(TelemetryEvent._fields)
 #: Whole numbers have 64 bits on their way; what is infinite, or no number, says nothing.
-_TOO_LARGE = 2**63
+TOO_LARGE = 2**63
 
 
 def figures_of(event: TelemetryEvent) -> dict[str, int | float | bool]:
@@ -38,7 +38,7 @@ def figures_of(event: TelemetryEvent) -> dict[str, int | float | bool]:
     return {
         f"resilience.{'attempt.number' if name == 'attempt' else name}": value
         for name, value in vars(event).items()
-        if name not in _APART and isinstance(value, int | float) and abs(value) < _TOO_LARGE
+        if name not in _APART and isinstance(value, int | float) and abs(value) < TOO_LARGE
     }
 
 

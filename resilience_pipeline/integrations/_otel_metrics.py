@@ -13,12 +13,14 @@ from .. import AttemptCompleted, PipelineExecuted
 from ..telemetry import TelemetryEvent
 from . import _facts
 from ._otel_attributes import labels_of, of_place
+from ._otel_enrichers import Attribute, Further
 
 
 class Meters:
     """The three instruments of Polly's, in seconds, as units of OpenTelemetry are."""
 
     def __init__(self, meter: metrics.Meter) -> None:
+        self._leads_nowhere = isinstance(meter, metrics.NoOpMeter)
         self._events = meter.create_counter(
             "resilience.strategy.events",
             unit="{event}",
@@ -37,10 +39,13 @@ class Meters:
             explicit_bucket_boundaries_advisory=_facts.BUCKETS,
         )
 
-    def count(self, event: TelemetryEvent) -> None:
-        labels = labels_of(event)
+    def count(self, event: TelemetryEvent, further: Further | None) -> None:
+        """Measure an event; `further` is what enrichers say of it."""
+        if self._leads_nowhere:
+            return
+        labels: dict[str, Attribute] = {**labels_of(event)}
         if not isinstance(event, PipelineExecuted | AttemptCompleted):
-            self._events.add(1, labels)
+            self._events.add(1, _with(labels, further))
             return
         seconds = _facts.seconds_of(event)
         if seconds is None:
@@ -49,9 +54,15 @@ class Meters:
         if isinstance(event, AttemptCompleted):
             labels["resilience.attempt.number"] = _facts.attempt_of(event)
             labels["resilience.attempt.handled"] = event.handled
-            self._attempts.record(seconds, labels)
+            self._attempts.record(seconds, _with(labels, further))
         else:
-            self._pipelines.record(seconds, labels)
+            self._pipelines.record(seconds, _with(labels, further))
+
+
+def _with(labels: dict[str, Attribute], further: Further | None) -> dict[str, Attribute]:
+    if further is not None:
+        labels.update(further.attributes())
+    return labels
 
 
 #: Name, unit and description of each gauge, by what it is called in the figures of a strategy.

@@ -15,6 +15,7 @@ from opentelemetry import trace
 from .. import AttemptCompleted, PipelineExecuted, PipelineExecuting
 from ..telemetry import TelemetryEvent
 from . import _facts
+from ._otel_enrichers import Further
 
 
 class Execution:
@@ -111,17 +112,28 @@ top_of_all: ContextVar[Execution | None] = ContextVar("resilience_pipeline.otel"
 
 
 def describe_end(
-    span: trace.Span, event: PipelineExecuted | AttemptCompleted, at: int | None = None
+    span: trace.Span,
+    event: PipelineExecuted | AttemptCompleted,
+    further: Further | None,
+    at: int | None = None,
 ) -> None:
-    """Say of a span how it has ended; a cancellation is no error, and no success either."""
-    span.set_attribute("resilience.outcome", _facts.came_to(event))
+    """Say of a span how it has ended; a cancellation is no error, and no success either.
+
+    Args:
+        span: The span, which records.
+        event: What tells of the end.
+        further: What enrichers say of it, which goes before what the library says.
+        at: When it was, in nanoseconds; now by default.
+    """
     error = _facts.error_of(event)
-    if error is None:
-        return
     try:
-        kind = _facts.type_of(error)
-        span.set_attribute("exception.type", kind)
-        span.set_status(trace.StatusCode.ERROR, kind)
-        span.record_exception(error, timestamp=at)
+        span.set_attribute("resilience.outcome", _facts.came_to(event))
+        if error is not None:
+            span.set_attribute("exception.type", _facts.type_of(error))
+        if further is not None:
+            span.set_attributes(further.attributes())
+        if error is not None:
+            span.set_status(trace.StatusCode.ERROR, _facts.type_of(error))
+            span.record_exception(error, timestamp=at)
     finally:
         del error  # its traceback leads to the frames of the call

@@ -15,11 +15,12 @@ Interleavings that were thought through:
 4. An event comes from a context that knows nothing of the call, such as a thread of the user's own
    strategy: the call is found by the event's context.
 5. An event comes while this very thread is at work in here, or in the SDK: see `_facts.InTurn`.
+   Those of a pipeline that an enricher calls are not enriched: see `_otel_enrichers.Enrichers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock, RLock
 from time import time_ns
 from typing import Final
@@ -46,8 +47,10 @@ except ModuleNotFoundError as _error:
     raise ImportError(_msg, name=_error.name) from _error
 
 from . import _otel_attributes as _attributes
+from . import _otel_enrichers as _enrichers
 from . import _otel_metrics as _metrics
 from . import _otel_spans as _spans
+from ._otel_enrichers import Enricher
 
 __all__ = ["OpenTelemetryListener", "instrument"]
 
@@ -64,6 +67,7 @@ def instrument(
     tracer_provider: trace.TracerProvider | None = None,
     meter_provider: metrics.MeterProvider | None = None,
     pipelines: ResiliencePipelineRegistry | None = None,
+    enrichers: Sequence[Enricher] = (),
 ) -> Callable[[], None]:
     """Tell OpenTelemetry of all pipelines of the process, built before or after.
 
@@ -72,6 +76,7 @@ def instrument(
         meter_provider: Where metrics go; the global provider by default.
         pipelines: A registry whose breakers and limiters are shown as gauges, see
             `OpenTelemetryListener.watch`.
+        enrichers: Functions of an event that give further attributes, see `OpenTelemetryListener`.
 
     Returns:
         A function that ends it. Calls that are on their way get the end of their spans; to call it
@@ -79,6 +84,7 @@ def instrument(
 
     Raises:
         MisuseError: The process is instrumented for these providers already.
+        OptionsError: `enrichers` is no sequence of plain functions.
 
     Example:
         >>> uninstrument = instrument()
@@ -94,7 +100,9 @@ def instrument(
         _instrumented.append(providers)
     try:
         listener = OpenTelemetryListener(
-            tracer_provider=tracer_provider, meter_provider=meter_provider
+            tracer_provider=tracer_provider,
+            meter_provider=meter_provider,
+            enrichers=enrichers,
         )
         if pipelines is not None:
             listener.watch(pipelines)
@@ -122,6 +130,15 @@ class OpenTelemetryListener:
     Args:
         tracer_provider: Where spans go; the global provider by default.
         meter_provider: Where metrics go; the global provider by default.
+        enrichers: Functions of an event that give further attributes for it, as a mapping, or `None`:
+            for its measurement, and for its span or event of a span; the execution's span gets those
+            of `PipelineExecuted`. They are called in order, once for each event, where it happens, so
+            they have to be quick and must not be async. What a later one gives goes before what an
+            earlier one gives, and before the library's own. What one raises is logged once, and it
+            gives nothing then.
+
+    Raises:
+        OptionsError: `enrichers` is no sequence of plain functions.
 
     Example:
         >>> listener = OpenTelemetryListener()
@@ -134,7 +151,9 @@ class OpenTelemetryListener:
         *,
         tracer_provider: trace.TracerProvider | None = None,
         meter_provider: metrics.MeterProvider | None = None,
+        enrichers: Sequence[Enricher] = (),
     ) -> None:
+        self._enrichers = _enrichers.as_enrichers(enrichers)
         version = _facts.library_version()
         self._tracer = trace.get_tracer(_SCOPE, version, tracer_provider)
         provider = metrics.get_meter_provider() if meter_provider is None else meter_provider
@@ -173,27 +192,28 @@ class OpenTelemetryListener:
 
     def __call__(self, event: TelemetryEvent) -> None:
         """Be told of an event."""
-        self._tell_in_turn(event)
+        self._tell_in_turn((event, self._enrichers.further(event)))
 
-    def _tell(self, event: TelemetryEvent, late: bool) -> None:
+    def _tell(self, told: tuple[TelemetryEvent, _enrichers.Further | None], late: bool) -> None:
+        event, further = told
         if self._closed:
             if isinstance(event, PipelineExecuted):
-                self._leave(event)
+                self._leave(event, further)
                 self._finish_closing()
             return
         if isinstance(event, PipelineExecuting) and not late and not otel.get_value(_SUPPRESSED):
             # An exporter's own calls have no spans, which would have to be exported in turn.
             self._enter(event)
         try:
-            self._meters.count(event)
+            self._meters.count(event, further)
             self._circuits.note(event)
             if isinstance(event, AttemptCompleted):
-                self._tell_of_attempt(event)
+                self._tell_of_attempt(event, further)
             elif not isinstance(event, PipelineExecuting | PipelineExecuted):
-                self._tell_of_event(event)
+                self._tell_of_event(event, further)
         finally:
             if isinstance(event, PipelineExecuted):
-                self._leave(event)
+                self._leave(event, further)
 
     def __repr__(self) -> str:
         """Show how many calls are inside."""
@@ -218,14 +238,14 @@ class OpenTelemetryListener:
             self._open.setdefault(event.context, []).append(execution)
         execution.enter()
 
-    def _leave(self, event: PipelineExecuted) -> None:
+    def _leave(self, event: PipelineExecuted, further: _enrichers.Further | None) -> None:
         execution = self._taken(event)
         if execution is None:
             return
         try:
             span = execution.span
             if span.is_recording():
-                _spans.describe_end(span, event)
+                _spans.describe_end(span, event, further)
         finally:
             execution.leave()
 
@@ -266,7 +286,7 @@ class OpenTelemetryListener:
             executions = self._open.get(event.context, [])
             return next((each for each in reversed(executions) if each.is_of(event)), None)
 
-    def _tell_of_attempt(self, event: AttemptCompleted) -> None:
+    def _tell_of_attempt(self, event: AttemptCompleted, further: _enrichers.Further | None) -> None:
         execution = self._around(event)
         if execution is None:
             return
@@ -286,18 +306,21 @@ class OpenTelemetryListener:
         )
         try:
             if span.is_recording():
-                _spans.describe_end(span, event, now)
+                _spans.describe_end(span, event, further, now)
                 if event.handled and _facts.error_of(event) is None:
                     span.set_status(trace.StatusCode.ERROR, "the result is handled as a failure")
         finally:
             span.end(end_time=now)
 
-    def _tell_of_event(self, event: TelemetryEvent) -> None:
+    def _tell_of_event(self, event: TelemetryEvent, further: _enrichers.Further | None) -> None:
         execution = self._around(event)
         if execution is not None and execution.span.is_recording():
-            execution.span.add_event(
-                event.name, {**_attributes.labels_of(event), **_attributes.figures_of(event)}
-            )
+            attributes: dict[str, _enrichers.Attribute] = {
+                **_attributes.labels_of(event),
+                **_attributes.figures_of(event),
+                **({} if further is None else further.attributes()),
+            }
+            execution.span.add_event(event.name, attributes)
 
     # ---- gauges
 

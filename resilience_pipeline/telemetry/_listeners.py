@@ -48,7 +48,10 @@ def add_listener(listener: Listener) -> Callable[[], None]:
     return switches.add_listener(listener)
 
 
-def listener_problem(listener: object) -> str | None:
+def listener_problem(
+    listener: object,
+    remedy: str = "nobody waits for listeners; have it put events into a queue",
+) -> str | None:
     """Say what a listener has to be and what this is in its place; `None` if it will do."""
     if not callable(listener):
         if inspect.iscoroutine(listener):
@@ -56,10 +59,7 @@ def listener_problem(listener: object) -> str | None:
         return f"a function of one event, got {listener!r}"
     call: object = getattr(type(listener), "__call__", None)  # noqa: B004 - asked what kind it is
     if inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(call):
-        return (
-            f"a plain function of one event, got the coroutine function {listener!r}: nobody waits "
-            f"for listeners; have it put events into a queue"
-        )
+        return f"a plain function of one event, got the coroutine function {listener!r}: {remedy}"
     return None
 
 
@@ -73,13 +73,13 @@ def deliver(event: TelemetryEvent, listeners: tuple[Listener, ...]) -> None:
             if answer is not None and inspect.isawaitable(answer):
                 _complain_of_awaitable(listener, answer)
         except Exception as error:  # noqa: BLE001 - a listener never touches the call
-            _complain(listener, error)
+            complain(listener, error)
     if switches.is_logged(type(event), event.severity):
         log = _log()
         try:
             log.write(event)
         except Exception as error:  # noqa: BLE001 - by a filter, or the text of an error
-            _complain(log, error)
+            complain(log, error)
 
 
 # ---- the log ------------------------------------------------------------------------------------
@@ -110,8 +110,8 @@ _complained_for_good: dict[int, Any] = {}
 _lock = Lock()
 
 
-def _complain(listener: object, error: Exception) -> None:
-    """Log what a listener, or the log itself, has raised, the first time it does."""
+def complain(listener: object, error: Exception) -> None:
+    """Log what somebody who is told of events has raised, the first time he does."""
     with _lock:
         if id(listener) in _complained or id(listener) in _complained_for_good:
             return
@@ -128,7 +128,7 @@ def _complain(listener: object, error: Exception) -> None:
 def _complain_of_awaitable(listener: Listener, answer: Any) -> None:
     if inspect.iscoroutine(answer):
         answer.close()
-    _complain(listener, MisuseError(f"it returned {answer!r}, which nobody awaits"))
+    complain(listener, MisuseError(f"it returned {answer!r}, which nobody awaits"))
 
 
 def as_listeners(listeners: Iterable[Any]) -> tuple[tuple[Listener, ...], list[str]]:

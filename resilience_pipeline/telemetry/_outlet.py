@@ -54,7 +54,7 @@ class Outlet:
 
         async def handle(context: ResilienceContext) -> Any:
             if self.wants(PipelineExecuting):
-                self.report(PipelineExecuting(context=context))
+                self._tell_of_begin(context)
             began = self.now()
             try:
                 result = await inside(context)
@@ -69,6 +69,14 @@ class Outlet:
             return result
 
         return handle
+
+    def _tell_of_begin(self, context: ResilienceContext) -> None:
+        try:
+            self.report(PipelineExecuting(context=context))
+        except BaseException:
+            # An interrupt. Those who have been told of the begin wait for the end: a span, say, is open.
+            self._tell_of_outcome(context, self.now(), None)
+            raise
 
     def _tell_of_error(self, context: ResilienceContext, began: float, error: Exception) -> None:
         self._tell_of_outcome(context, began, context.outcome_of_error(error))

@@ -7,7 +7,7 @@ import gc
 import logging
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator
 from contextvars import copy_context
 from typing import Any
 
@@ -16,8 +16,6 @@ import pytest
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.metrics import NoOpMeterProvider
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -38,71 +36,9 @@ from resilience_pipeline.integrations._otel_spans import Execution
 from resilience_pipeline.integrations.opentelemetry import OpenTelemetryListener, instrument
 from resilience_pipeline.telemetry import StrategyEvent
 from resilience_pipeline.testing import VirtualClock, Wait, disabled, flaky
+from support.otel import Telemetry, attributes
 
 B = ResiliencePipelineBuilder
-
-
-class Telemetry:
-    """Two providers of the SDK and what has come to them."""
-
-    def __init__(self) -> None:
-        self.exporter = InMemorySpanExporter()
-        self.tracer_provider = TracerProvider()
-        self.tracer_provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.reader = InMemoryMetricReader()
-        self.meter_provider = MeterProvider([self.reader])
-        self.tracer = self.tracer_provider.get_tracer("user")
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"tracer_provider": self.tracer_provider, "meter_provider": self.meter_provider}
-
-    def listener(self) -> OpenTelemetryListener:
-        return OpenTelemetryListener(**self.options)
-
-    @property
-    def spans(self) -> tuple[ReadableSpan, ...]:
-        return self.exporter.get_finished_spans()
-
-    def span(self, name: str) -> ReadableSpan:
-        (found,) = [span for span in self.spans if span.name == name]
-        return found
-
-    def names(self) -> list[str]:
-        return [span.name for span in self.spans]
-
-    def points(self, name: str) -> list[Any]:
-        data = self.reader.get_metrics_data()
-        if data is None:
-            return []
-        return [
-            point
-            for resource in data.resource_metrics
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-            if metric.name == name
-            for point in metric.data.data_points
-        ]
-
-    def unit(self, name: str) -> str | None:
-        data = self.reader.get_metrics_data()
-        assert data is not None
-        (unit,) = {
-            metric.unit
-            for resource in data.resource_metrics
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-            if metric.name == name
-        }
-        return unit
-
-
-@pytest.fixture
-def telemetry() -> Iterator[Telemetry]:
-    made = Telemetry()
-    yield made
-    made.meter_provider.shutdown()
-    made.tracer_provider.shutdown()
 
 
 def parent_of(span: ReadableSpan) -> int | None:
@@ -113,10 +49,6 @@ def id_of(span: ReadableSpan) -> int:
     assert span.context is not None
     number: int = span.context.span_id
     return number
-
-
-def attributes(thing: Any) -> dict[str, Any]:
-    return dict(thing.attributes or {})
 
 
 # ---- spans --------------------------------------------------------------------------------------
@@ -518,7 +450,7 @@ def test_a_circuit_driven_by_hand_has_no_span(telemetry: Telemetry) -> None:
 
 @pytest.mark.anyio
 async def test_the_three_instruments(telemetry: Telemetry) -> None:
-    """Polly's, with its tags, in seconds."""
+    """TL-03, TL-04: Polly's, with its tags; of an attempt, its number and whether it was handled; in seconds."""
     clock = VirtualClock(autojump=True)
     pipeline = (
         B("p", instance="i", clock=clock, listeners=[telemetry.listener()])
@@ -974,13 +906,13 @@ def test_a_call_that_is_closed_in_the_middle_of_another_event(telemetry: Telemet
     circle = abandon(pipeline)
     collected: list[str] = []
 
-    def collect_and_count(event: Any) -> None:
+    def collect_and_count(event: Any, further: Any) -> None:
         if not collected and event.pipeline_name == "p":
             with listener._lock:
                 gc.collect()
             assert circle() is None
             collected.append(event.name)
-        count(event)
+        count(event, further)
 
     listener._meters.count = collect_and_count  # type: ignore[method-assign]
     B("p", listeners=[listener]).build().execute_sync(lambda: 1)

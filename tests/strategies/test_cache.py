@@ -1071,7 +1071,7 @@ async def test_a_retry_outside_does_not_repeat_what_was_invoked_for_another() ->
 
 @anyio_test
 async def test_a_retry_inside_a_cache_stores_what_it_got_in_the_end() -> None:
-    """Catalogue 1.8: cache(retry(fn)): the retried success is stored."""
+    """Catalogue CO-1, cache(retry(fn)): the retried success is stored."""
     load = Scripted(ConnectionError(), "up", "never")
     pipeline = B().add_cache(cache_errors=True).add_retry(delay=0).build()
     assert [await pipeline.execute(load) for _ in range(2)] == ["up", "up"]
@@ -1080,7 +1080,7 @@ async def test_a_retry_inside_a_cache_stores_what_it_got_in_the_end() -> None:
 
 @anyio_test
 async def test_a_retry_outside_a_cache_that_keeps_errors_is_defeated() -> None:
-    """Catalogue 1.8: retry(cache(fn, cache_errors)): the same error again, one call."""
+    """Catalogue CO-1, retry(cache(fn, cache_errors)): the same error again, one call."""
     load = Scripted(ConnectionError("down"), "up")
     pipeline = B().add_retry(max_retry_attempts=3, delay=0).add_cache(cache_errors=True).build()
     outcome = await pipeline.settle(load)

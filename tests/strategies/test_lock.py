@@ -373,7 +373,7 @@ async def test_it_passes_through_a_row_of_cancelled_waiters() -> None:
 
 @pytest.mark.anyio
 async def test_a_timeout_outside_ends_the_wait() -> None:
-    """timeout(lock(fn)): bounds the wait, and the waiter leaves the queue instead of running later."""
+    """CO-1, timeout(lock(fn)): bounds the wait, and the waiter leaves the queue instead of running later."""
     clock, room, record = VirtualClock(), Room(), Scripted(1)
     lock = ResilienceLock()
     holding = B().add_lock(lock).build()

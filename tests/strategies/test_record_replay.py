@@ -236,7 +236,7 @@ async def test_a_first_call_that_fails_has_started_afresh_all_the_same(
 async def test_a_file_is_readable_named_for_its_call_and_holds_its_key(
     directory: Directory,
 ) -> None:
-    """Contract: one readable JSON file a call, holding the key."""
+    """RR-6, as the contract has it: one readable JSON file a call, named for it and holding its key; no shards."""
     await directory.pipeline().execute(partial(double), 21, operation_key="Get Order")
     (file,) = directory.files
     assert file.name.startswith("get-order-double.")
@@ -872,7 +872,7 @@ async def test_around_a_retry_one_recording_for_all_attempts(directory: Director
 
 @pytest.mark.anyio
 async def test_inside_a_retry_a_recorded_error_defeats_it(directory: Directory) -> None:
-    """retry(cache with errors), 1.8: the same recorded error for every attempt."""
+    """CO-1, retry(cache with errors): the same recorded error for every attempt."""
     inside = (
         B()
         .add_retry(delay=0)

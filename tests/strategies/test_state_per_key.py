@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -285,6 +286,36 @@ async def test_a_key_that_nobody_used_for_long_goes_when_another_one_comes() -> 
     await clock.advance(1)
     await pipeline.execute(ok, operation_key="d")
     assert keys_of(pipeline) == ["b", "c", "d"]
+
+
+USER = PropertyKey[int]("user")
+
+
+@pytest.mark.anyio
+async def test_case_rl_05_keys_of_users_who_have_gone_are_forgotten(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Case RL-05: four thousand users, each refused once: no more than `max_keys`, by default 1024, are ever kept."""
+    caplog.set_level(logging.CRITICAL, logger="resilience_pipeline")
+    clock = VirtualClock()
+    pipeline = (
+        B(clock=clock)
+        .add_rate_limiter(
+            TokenBucket(1, 5),
+            key=lambda context: context.properties.get(USER),
+        )
+        .build()
+    )
+    handler: Any = pipeline._head
+    keyed: KeyedStrategies[Any] = handler.__self__
+    for user in range(4_000):
+        answers = [
+            (await pipeline.settle(ok, context=ResilienceContext(properties={USER: user}))).ok
+            for _ in range(2)
+        ]
+        assert answers == [True, False]
+        assert len(keyed) <= 1024
+        await clock.advance(0.1)
 
 
 @pytest.mark.anyio

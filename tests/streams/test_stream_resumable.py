@@ -1468,7 +1468,7 @@ async def test_max_held_holds_for_resumed_runs() -> None:
 @pytest.mark.parametrize("phase", ["wait", "first chunk", "skip", "after"])
 @pytest.mark.parametrize("bound", ["idle_timeout", "total_timeout"])
 async def test_the_bounds_hold_while_resuming_and_are_never_retried(bound: str, phase: str) -> None:
-    """Streams: past commit they raise `TimeoutRejectedError` into the loop, never retry."""
+    """Streams, CO-1: past commit they raise `TimeoutRejectedError` into the loop, never retry."""
     phases = Phases(phase)
     limits: dict[str, Any] = {bound: 3}
     stream = phases.pipeline.execute_stream(phases.connect, **limits)

@@ -1,7 +1,8 @@
 """What happens in pipelines, as events: which, in which order, and what they carry; of calls, streams and threads.
 
-Rows `TL-nn` are those of the Polly dossier. What its severity provider, enrichers and meters do (TL-02, TL-04's
-histograms, TL-06) is for `logging` and for integrations, which get all they need from the events.
+Rows `TL-nn` are those of the Polly dossier. Those of its severity provider (TL-02) and of its texts (TL-05, TL-08) are
+in `test_logging`, those of listeners (TL-01, TL-07, TL-09) in `test_listeners`, and those of tags, meters and
+enrichers (TL-03, TL-04's histograms, TL-06) in `integrations/test_opentelemetry` and `…_enrichers`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def severities(events: list[TelemetryEvent]) -> list[int]:
 
 @pytest.mark.anyio
 async def test_a_call_is_told_at_both_ends() -> None:
-    """PipelineExecuting (debug), then PipelineExecuted (information) with outcome and duration."""
+    """PL-11: PipelineExecuting (debug), then PipelineExecuted (information) with outcome and duration."""
     clock = VirtualClock(autojump=True)
     pipeline = B("p", instance="i", clock=clock).add_timeout(100).build()
     context = ResilienceContext(operation_key="op")
@@ -186,7 +187,7 @@ async def test_what_a_listener_sets_is_seen_inside() -> None:
 
 @pytest.mark.anyio
 async def test_a_retrys_attempts_are_told() -> None:
-    """ExecutionAttempt for each: warning if handled, information if not; OnRetry in between."""
+    """RT-37, RT-39: ExecutionAttempt for each: warning if handled, information if not; OnRetry in between."""
     clock = VirtualClock(autojump=True)
     pipeline = B("p", clock=clock).add_retry(delay=5, name="again").build()
     error = ConnectionError("no")
@@ -216,7 +217,7 @@ async def test_a_retrys_attempts_are_told() -> None:
 
 @pytest.mark.anyio
 async def test_a_handled_last_attempt_is_an_error() -> None:
-    """ExecutionAttempt is an error where it was handled and none is left; and no OnRetry follows it."""
+    """RT-38: ExecutionAttempt is an error where it was handled and none is left; and no OnRetry follows it."""
     with capture_events() as events:
         await B().add_retry(max_retry_attempts=1, delay=0).build().settle(Scripted(OSError))
     assert told(events[1:-1]) == ["ExecutionAttempt", "OnRetry", "ExecutionAttempt"]
@@ -236,12 +237,13 @@ async def test_an_attempt_that_may_not_be_repeated_is_the_last() -> None:
 
 @pytest.mark.anyio
 async def test_an_unhandled_attempt_is_information() -> None:
-    """What `should_handle` does not want is told with `handled=False`."""
+    """RT-36: what `should_handle` does not want is told with `handled=False`, as attempt 0, which is the only one."""
     with capture_events() as events:
         await B().add_retry(should_handle=KeyError).build().settle(Scripted(OSError))
     (attempt,) = events[1:-1]
     assert isinstance(attempt, AttemptCompleted)
-    assert (attempt.handled, attempt.severity) == (False, Severity.INFO)
+    assert (attempt.attempt, attempt.handled, attempt.severity) == (0, False, Severity.INFO)
+    assert attempt.duration >= 0
 
 
 @pytest.mark.anyio

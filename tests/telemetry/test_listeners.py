@@ -21,6 +21,7 @@ from resilience_pipeline import (
     MisuseError,
     OptionsError,
     PipelineExecuted,
+    PipelineExecuting,
     ResilienceContext,
     ResiliencePipelineBuilder,
 )
@@ -108,7 +109,7 @@ async def test_the_same_listener_may_be_added_twice() -> None:
 
 @pytest.mark.anyio
 async def test_a_pipelines_own_listeners_are_told_first() -> None:
-    """In the order in which they were given, then those who listen to all, in theirs."""
+    """TL-09, otherwise than in Polly: they replace nobody. In the order in which they were given, then the others."""
     order: list[str] = []
     removals = [add_listener(lambda _, n=n: order.append(n)) for n in ("third", "fourth")]  # type: ignore[misc]
     pipeline = B(
@@ -304,6 +305,26 @@ async def test_an_interrupt_in_a_listener_comes_out() -> None:
         await pipeline.execute(ok)
     with pytest.raises(KeyboardInterrupt):  # the permit has come back
         await pipeline.execute(ok)
+
+
+@pytest.mark.anyio
+async def test_an_interrupt_at_the_begin_is_told_as_an_end() -> None:
+    """To each PipelineExecuting that was told there is a PipelineExecuted, whatever comes in between."""
+    told: list[tuple[str, Any, float | None]] = []
+    fetch = Scripted(1)
+
+    def interrupt(event: TelemetryEvent) -> None:
+        if isinstance(event, PipelineExecuting):
+            raise KeyboardInterrupt
+
+    def listen(event: TelemetryEvent) -> None:
+        told.append((event.name, event.outcome, event.duration))
+
+    pipeline = B(clock=VirtualClock(), listeners=[listen, interrupt]).build()
+    with pytest.raises(KeyboardInterrupt):
+        await pipeline.execute(fetch)
+    assert told == [("PipelineExecuting", None, None), ("PipelineExecuted", None, 0.0)]
+    assert fetch.calls == 0
 
 
 async def _async_listener(event: TelemetryEvent) -> None:

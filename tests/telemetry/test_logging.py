@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import logging.config
 import subprocess
@@ -33,11 +34,12 @@ ROOT = Path(resilience_pipeline.__file__).parent.parent
 
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
-    """Give the logger its level and handlers back."""
-    level, handlers = LOGGER.level, LOGGER.handlers[:]
+    """Give the logger its level, handlers and filters back."""
+    level, handlers, filters = LOGGER.level, LOGGER.handlers[:], LOGGER.filters[:]
     yield
     LOGGER.setLevel(level)
     LOGGER.handlers[:] = handlers
+    LOGGER.filters[:] = filters
     assert not switches.on
 
 
@@ -221,6 +223,119 @@ async def test_results_are_not_written(caplog: pytest.LogCaptureFixture) -> None
     assert "s3cret" not in caplog.text
     assert "OSError: xxx" in caplog.messages[1]
     assert len(caplog.messages[1]) < 700
+
+
+# ---- at another level ---------------------------------------------------------------------------
+
+
+class Level(logging.Filter):
+    """What Polly's severity provider does: gives the records of some events another level."""
+
+    def __init__(self, **levels: int) -> None:
+        super().__init__()
+        self._levels = levels
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        level = self._levels.get(vars(record).get("event_name", ""))
+        if level is not None:
+            record.levelno, record.levelname = level, logging.getLevelName(level)
+        return True
+
+
+class Kept(logging.Handler):
+    """A handler that keeps what passes its level."""
+
+    def __init__(self, level: int = logging.NOTSET) -> None:
+        super().__init__(level)
+        self.records: list[logging.LogRecord] = []
+        LOGGER.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+    @property
+    def told(self) -> list[tuple[str, Any]]:
+        return [(record.levelname, vars(record)["event_name"]) for record in self.records]
+
+
+@pytest.mark.anyio
+async def test_a_filter_lowers_a_level() -> None:
+    """TL-02: a handler that takes warnings alone drops the record; others have it with its new level."""
+    LOGGER.addFilter(Level(OnRetry=logging.DEBUG))
+    strict, lenient = Kept(logging.WARNING), Kept()
+    pipeline = B().add_fallback(fallback_value=0).add_retry(max_retry_attempts=1, delay=0).build()
+    assert await pipeline.execute(Scripted(OSError, OSError)) == 0
+    assert strict.told == [("WARNING", "OnFallback")]
+    assert lenient.told == [("DEBUG", "OnRetry"), ("WARNING", "OnFallback")]
+
+
+@pytest.mark.anyio
+async def test_a_filter_raises_a_level() -> None:
+    """TL-02: a handler that takes what is critical alone takes the record."""
+    LOGGER.addFilter(Level(OnTimeout=logging.CRITICAL))
+    strict = Kept(logging.CRITICAL)
+    pipeline = (
+        B(clock=VirtualClock(autojump=True))
+        .add_retry(max_retry_attempts=1, delay=0)
+        .add_timeout(1)
+        .build()
+    )
+    with pytest.raises(TimeoutRejectedError):
+        await pipeline.execute(Hanging())
+    assert strict.told == [("CRITICAL", "OnTimeout")] * 2
+
+
+@pytest.mark.anyio
+async def test_executions_at_another_level() -> None:
+    """TL-02: PipelineExecuting and PipelineExecuted too, where the logger's level lets them come so far."""
+    LOGGER.setLevel(logging.DEBUG)
+    LOGGER.addFilter(Level(PipelineExecuting=logging.WARNING, PipelineExecuted=logging.DEBUG))
+    strict, lenient = Kept(logging.INFO), Kept()
+    await B().add_retry(delay=0).build().execute(Scripted(1))
+    assert strict.told == [("WARNING", "PipelineExecuting"), ("INFO", "ExecutionAttempt")]
+    assert lenient.told == [*strict.told, ("DEBUG", "PipelineExecuted")]
+
+
+@pytest.mark.anyio
+async def test_the_loggers_level_comes_before_its_filters() -> None:
+    """TL-02: as for everybody's records: what it doesn't let through is raised by nobody."""
+    LOGGER.setLevel(logging.WARNING)
+    LOGGER.addFilter(Level(PipelineExecuted=logging.CRITICAL, OnRetry=logging.DEBUG))
+    lenient = Kept()
+    await B().add_retry(delay=0).build().execute(Scripted(OSError, 1))
+    assert lenient.told == [("DEBUG", "OnRetry")]
+
+
+@pytest.mark.anyio
+async def test_a_filter_of_a_handler_changes_what_it_writes() -> None:
+    """TL-02: by then its level has been looked at, which is that of the event."""
+    handler, after = Kept(logging.WARNING), Kept(logging.WARNING)
+    handler.addFilter(Level(OnRetry=logging.DEBUG))
+    await B().add_retry(delay=0).build().execute(Scripted(OSError, 1))
+    assert handler.told == [("DEBUG", "OnRetry")]
+    assert after.told == []  # it is one record, and has changed for whoever comes later
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="filters give no records before 3.12")
+@pytest.mark.anyio
+async def test_a_filter_may_give_a_changed_copy() -> None:
+    """TL-02: of a handler's own, so that nobody else's record changes."""
+
+    def quieter(record: logging.LogRecord) -> Any:
+        copied = copy.copy(record)
+        copied.levelno, copied.levelname = logging.DEBUG, "DEBUG"
+        return copied
+
+    handler, after = Kept(), Kept(logging.WARNING)
+    handler.addFilter(quieter)
+    await B().add_retry(delay=0).build().execute(Scripted(OSError, 1))
+    assert handler.told == [("DEBUG", "OnRetry")]
+    assert after.told == [("WARNING", "OnRetry")]
+    handler.removeFilter(quieter)
+    LOGGER.addFilter(quieter)
+    await B().add_retry(delay=0).build().execute(Scripted(OSError, 1))
+    assert handler.told == [("DEBUG", "OnRetry")] * 2
+    assert after.told == [("WARNING", "OnRetry")]
 
 
 # ---- none of it touches the call ----------------------------------------------------------------
