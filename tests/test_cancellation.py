@@ -200,6 +200,7 @@ async def test_the_journeys_wait_at_every_await_of_every_strategy(anyio_backend_
         "await checkpoint()",
         "await inside(context)",
         "await self.attempts(context, run, error)",
+        "await self.rescue(context, error, invocations)",
         # The same under `settle`, which has its tries noted.
         "await self.handle_noted(context, context._history)",
         "await inside(context)",

@@ -241,6 +241,20 @@ def gate_of(handler: Handler) -> Callable[[str | None], Exception | None] | None
     return gate
 
 
+#: The handler of what is inside, and what is called with the context when that has failed.
+Shortcut: TypeAlias = tuple[Handler, Callable[[ResilienceContext, Exception], Awaitable[Any]]]
+
+
+def shortcut_of(handler: Handler) -> Shortcut | None:
+    """Find how to go without a handler until a call fails, if it has nothing to do before that.
+
+    `shortcut` of a bound strategy says so. Whoever goes this way must be the first to handle the
+    execution, with no history and nobody listening, and saves the strategy's frame.
+    """
+    shortcut: Shortcut | None = getattr(getattr(handler, "__self__", None), "shortcut", None)
+    return shortcut
+
+
 def origin(pipeline_name: str | None, strategy_name: str) -> str:
     """Say where an error comes from, as the head of its message."""
     pipeline = "" if pipeline_name is None else f"pipeline {pipeline_name!r}, "

@@ -14,6 +14,7 @@ from .._predicates import DEFAULT, Predicate, to_predicate
 from ..telemetry import Severity, TelemetryEvent
 from ._base import (
     Handler,
+    Shortcut,
     Site,
     Strategy,
     announce,
@@ -91,24 +92,33 @@ class _BoundFallback:
         self._next = next
         self._site = site
 
+    @property
+    def shortcut(self) -> Shortcut | None:
+        """How to go without it until a call fails, where it is asked about no result."""
+        return None if self._sees_results else (self._next, self.rescue)
+
     async def handle(self, context: ResilienceContext) -> Any:
-        error: Exception | None = None
-        result = None
         try:
-            try:
-                result = await self._next(context)
-            except Exception as caught:  # noqa: BLE001 - judged, then raised again
-                error = caught
-            else:
-                if not self._sees_results:
-                    return result
-            if await self._is_handled(context, error, result):
-                return await self._replace(context, error, result)
-            if error is None:
-                return result
+            result = await self._next(context)
+        except Exception as caught:  # noqa: BLE001 - judged, then raised again
+            error = caught
+        else:
+            if self._sees_results and await self._is_handled(context, None, result):
+                return await self._replace(context, None, result)
+            return result
+        try:
+            return await self.rescue(context, error)
+        finally:
+            del error
+
+    async def rescue(self, context: ResilienceContext, error: Exception) -> Any:
+        """See to a failure: give what takes its place, or raise it."""
+        try:
+            if await self._is_handled(context, error, None):
+                return await self._replace(context, error, None)
             raise error
         finally:
-            error = None
+            del error
 
     async def _is_handled(
         self, context: ResilienceContext, error: Exception | None, result: Any

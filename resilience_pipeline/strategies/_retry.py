@@ -33,6 +33,7 @@ from .._switches import switches
 from ._backoff import BackoffType
 from ._base import (
     Handler,
+    Shortcut,
     Site,
     Strategy,
     chain,
@@ -130,7 +131,10 @@ class Retry(Strategy[Never]):
 
 
 class BoundRetry:
-    __slots__ = ("_next", "_options", "_plain", "_purse", "_site", "_timed", "_unnoted")
+    __slots__ = ("_next", "_options", "_plain", "_purse", "_site", "_timed", "_unnoted", "shortcut")
+
+    #: See `shortcut_of`.
+    shortcut: Shortcut | None
 
     def __init__(self, options: Retry, next: Handler, site: Site) -> None:  # noqa: A002
         self._options = options
@@ -149,6 +153,8 @@ class BoundRetry:
         at_once = self._plain and options.delay == 0 and options.should_handle is DEFAULT
         at_once = at_once and self._purse is None
         self._unnoted = options.max_retry_attempts if at_once else 0
+        is_simple = self._plain and self._purse is None and options.resumable is False
+        self.shortcut = (next, self.rescue) if is_simple else None
 
     async def handle_resumable(self, context: ResilienceContext) -> Any:
         """Do the same for a call; a stream goes on where it fails later."""
@@ -172,7 +178,17 @@ class BoundRetry:
             return await inside(context)
         except Exception as caught:  # noqa: BLE001 - judged, then raised again
             error = caught
+        try:
+            return await self.rescue(context, error, invocations)
+        finally:
+            del error
+
+    async def rescue(
+        self, context: ResilienceContext, error: Exception, invocations: int = 0
+    ) -> Any:
+        """See to the failure of a plain run's first attempt, before which there were so many invocations."""
         attempt = 0
+        inside = self._next
         try:
             told = switches.is_logged(RetryEvent, RetryEvent.severity)
             if self._unnoted and not told and _may_just_repeat(context):

@@ -213,9 +213,22 @@ async def test_a_task_cancelled_before_its_first_turn_never_calls() -> None:
     assert fn.calls == 0
 
 
+#: A retry that is outermost, has its tries noted, or is inside of something.
+WAYS = pytest.mark.parametrize(
+    ("around", "how"),
+    [
+        pytest.param(lambda builder: builder, "execute", id="outermost"),
+        pytest.param(lambda builder: builder, "settle", id="noted"),
+        pytest.param(lambda builder: builder.add_concurrency_limiter(1), "execute", id="inside"),
+    ],
+)
+
+
 @pytest.mark.anyio
-@pytest.mark.parametrize("how", ["execute", "settle"])
-async def test_in_a_cancelled_scope_nothing_is_repeated(how: str) -> None:
+@WAYS
+async def test_in_a_cancelled_scope_nothing_is_repeated(
+    around: Callable[[B[Any]], B[Any]], how: str
+) -> None:
     """RT-30: the first checkpoint of the callback ends the call, and no second attempt is made."""
     calls = 0
 
@@ -227,7 +240,7 @@ async def test_in_a_cancelled_scope_nothing_is_repeated(how: str) -> None:
 
     with anyio.CancelScope() as scope:
         scope.cancel()
-        await getattr(B().add_retry(delay=0).build(), how)(fn)
+        await getattr(around(B()).add_retry(delay=0).build(), how)(fn)
     assert scope.cancelled_caught
     assert calls == 1
 
@@ -287,12 +300,14 @@ async def test_a_hook_that_cancels_the_caller_ends_the_call() -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("how", ["execute", "settle"])
-async def test_a_cancellation_during_the_wait_comes_out_at_once(how: str) -> None:
+@WAYS
+async def test_a_cancellation_during_the_wait_comes_out_at_once(
+    around: Callable[[B[Any]], B[Any]], how: str
+) -> None:
     """RT-34, seed RT-10: no second call; the failure waited about is the cancellation's context."""
     clock = VirtualClock()
     fn = Scripted(ConnectionError("down"))
-    pipeline = B(clock=clock).add_retry(delay=3600).build()
+    pipeline = around(B(clock=clock)).add_retry(delay=3600).build()
     async with anyio.create_task_group() as tasks:
         call = spawn(tasks, getattr(pipeline, how), fn)
         await clock.advance(1)
