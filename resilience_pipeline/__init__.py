@@ -38,8 +38,6 @@ from ._errors import (
 from ._outcome import Attempt, Failure, Outcome, Rejected, Success
 from ._pipeline import ResiliencePipeline
 from ._predicates import OutcomeEvent, Predicate, handle, handle_inner, handle_result
-from ._stream import ResilienceStream
-from ._sync import SyncResilienceStream
 from .strategies import Strategy
 from .telemetry import (
     AttemptCompleted,
@@ -53,6 +51,8 @@ from .telemetry import (
 if TYPE_CHECKING:
     from ._durations import Duration
     from ._registry import ResiliencePipelineRegistry
+    from ._stream import ResilienceStream
+    from ._sync import SyncResilienceStream
     from .strategies import (
         BreakDurationEvent,
         Cache,
@@ -217,6 +217,8 @@ if not TYPE_CHECKING:  # to which every name would be one that is there
             **{_name: ".strategies" for _name in strategies.__all__ if _name in __all__},
             "Duration": "._durations",
             "ResiliencePipelineRegistry": "._registry",
+            "ResilienceStream": "._stream",
+            "SyncResilienceStream": "._sync",
         },
         shown_as=__name__,
     )

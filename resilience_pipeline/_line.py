@@ -1,7 +1,7 @@
 """The line up to which a stream is guarded, and the bounds on what comes after it.
 
-`stream_options` gives what the caller of `execute_stream` asked for. `Line` is that for one
-execution: it reads a source up to the line, keeps an eye on the time, and knows nothing of carriers.
+`StreamOptions` is what the caller of `execute_stream` asked for. `Line` is that for one execution:
+it reads a source up to the line, keeps an eye on the time, and knows nothing of carriers.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ import inspect
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+
+from attrs import field, frozen
 
 from ._context import ResilienceContext, refuse_awaitable
 from ._errors import DeadlineReached, TimeoutRejectedError
+from ._options import checked, count, function, positive_duration, to_seconds_or_none
 from ._source import stray_error
 from .strategies._base import rejection
 from .telemetry._outlet import Outlet
 
 if TYPE_CHECKING:
-    from ._stream_options import StreamOptions
     from .runtime import Runtime
 
 T = TypeVar("T")
@@ -29,24 +31,29 @@ class TotalReached(BaseException):
     """Ends the onion when the total limit has passed: no strategy repeats or replaces that."""
 
 
-class NoOptions:
-    """What most streams have: `StreamOptions` of which none was given.
+@checked
+@frozen(kw_only=True)
+class StreamOptions:
+    """The options of `execute_stream` that say where its line is, and what bounds the stream."""
 
-    The class of those is imported where there are any, which takes a millisecond.
-    """
+    commit_when: Callable[[Any], object] | None = field(default=None, metadata=function())
+    max_held: int = field(default=64, metadata=count(minimum=1))
+    idle_timeout: float | None = field(
+        default=None, converter=to_seconds_or_none, metadata=positive_duration()
+    )
+    total_timeout: float | None = field(
+        default=None, converter=to_seconds_or_none, metadata=positive_duration()
+    )
 
-    commit_when = None
-    max_held = 64
-    idle_timeout = None
-    total_timeout = None
+    options_of: ClassVar[str] = "execute_stream()"
 
 
-NO_OPTIONS: Final = NoOptions()
+NO_OPTIONS: Final = StreamOptions()
 
 
 def stream_options(
     commit_when: Any, max_held: Any, idle_timeout: Any, total_timeout: Any
-) -> StreamOptions | NoOptions:
+) -> StreamOptions:
     """Check the options; most streams have none.
 
     Raises:
@@ -55,8 +62,6 @@ def stream_options(
     options = commit_when, idle_timeout, total_timeout
     if max_held == 64 and type(max_held) is int and all(each is None for each in options):
         return NO_OPTIONS
-    from ._stream_options import StreamOptions
-
     return StreamOptions(
         commit_when=commit_when,
         max_held=max_held,
@@ -83,9 +88,7 @@ class Line:
         "is_timed",
     )
 
-    def __init__(
-        self, options: StreamOptions | NoOptions, context: ResilienceContext, outlet: Outlet
-    ) -> None:
+    def __init__(self, options: StreamOptions, context: ResilienceContext, outlet: Outlet) -> None:
         self._options = options
         self._context = context
         self._outlet = outlet
@@ -101,7 +104,9 @@ class Line:
 
     def untimed(self, context: ResilienceContext) -> Line:
         """Make the same line without time limits, for another context."""
-        options = stream_options(self._options.commit_when, self._options.max_held, None, None)
+        options = StreamOptions(
+            commit_when=self._options.commit_when, max_held=self._options.max_held
+        )
         return Line(options, context, self._outlet)
 
     async def start(

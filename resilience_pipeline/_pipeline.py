@@ -21,7 +21,7 @@ from collections.abc import (
     Iterator,
 )
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from functools import partial
+from functools import cache, partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, overload
 
@@ -39,16 +39,12 @@ from ._layers import (
     makes_attempts,
     runs_in_tasks,
 )
-from ._line import NO_OPTIONS, Line, NoOptions, stream_options
 from ._outcome import Attempt, Failure, Outcome, Rejected, settled_error, settled_success
-from ._priming import StreamExecution, StreamStart
-from ._stream import ResilienceStream
 from ._switches import switches
-from ._sync import SyncResilienceStream
 from ._wrapping import Wrapper, wrapped
 from .runtime import Clock
 from .runtime._finder import Finder, RuntimeFinder, ThreadFinder, finder, thread_finder
-from .runtime._threads import run_here
+from .runtime._here import run_here
 from .strategies import Handler, Strategy
 from .strategies._base import gate_of, shortcut_of
 from .telemetry import Listener
@@ -56,7 +52,8 @@ from .telemetry._outlet import Outlet
 
 if TYPE_CHECKING:
     from ._durations import Duration
-    from ._stream_options import StreamOptions
+    from ._stream import ResilienceStream
+    from ._sync import SyncResilienceStream
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -68,6 +65,16 @@ def _check_context(context: object) -> None:
     if not isinstance(context, ResilienceContext):
         msg = f"context= takes a ResilienceContext, got {context!r}"
         raise MisuseError(msg)
+
+
+@cache
+def _streams() -> tuple[
+    Callable[..., ResilienceStream[Any]], Callable[..., SyncResilienceStream[Any]]
+]:
+    """Import what makes streams with the first of them: it is a quarter of the package's import."""
+    from ._streaming import stream_of, sync_stream_of
+
+    return stream_of, sync_stream_of
 
 
 class ResiliencePipeline(Generic[E_co]):
@@ -383,36 +390,11 @@ class ResiliencePipeline(Generic[E_co]):
                 `total_timeout` that is final; between held chunks it fails the attempt.
         """
         check_callable(factory, "execute_stream")
-        options = stream_options(commit_when, max_held, idle_timeout, total_timeout)
-        begun = partial(self._begun, context, operation_key, idempotent, factory, args)
-        return self._stream(begun, context, options)
-
-    def _stream(
-        self,
-        begun: Callable[[], ResilienceContext],
-        context: ResilienceContext | None,
-        options: StreamOptions | NoOptions,
-    ) -> ResilienceStream[Any]:
         if context is not None:
             _check_context(context)
-
-        def start() -> StreamStart:
-            return self._start(begun(), options)
-
-        return ResilienceStream(start)
-
-    def _start(self, context: ResilienceContext, options: StreamOptions | NoOptions) -> StreamStart:
-        """Begin a stream, at its first pull."""
-        head, owned, outlet = self._inside, self._runs_in_tasks, self._outlet
-        watched = bool(outlet.listeners)
-        if switches.on:
-            watched = True
-            if switches.disabled:
-                head, owned, options, watched = invoke, False, NO_OPTIONS, False
-        line = Line(options, context, outlet)
-        execution = StreamExecution(self._close_timeout, owned, line)
-        context._stream = execution
-        return StreamStart(context, execution, line, head, outlet.watched if watched else None)
+        begun = partial(self._begun, context, operation_key, idempotent, factory, args)
+        stream_of, _ = _streams()
+        return stream_of(self, begun, (commit_when, max_held, idle_timeout, total_timeout))
 
     # ---- in threads
 
@@ -497,9 +479,11 @@ class ResiliencePipeline(Generic[E_co]):
             OptionsError: One or more options have bad values.
         """
         check_callable(factory, "execute_stream_sync")
-        options = stream_options(commit_when, max_held, idle_timeout, total_timeout)
+        if context is not None:
+            _check_context(context)
         begun = partial(self._begun, context, operation_key, idempotent, factory, args, sync=True)
-        return SyncResilienceStream(self._stream(begun, context, options), self._clock)
+        _, sync_stream_of = _streams()
+        return sync_stream_of(self, begun, (commit_when, max_held, idle_timeout, total_timeout))
 
     # ---- wrapping
 

@@ -403,3 +403,6 @@ class ResilienceStream(AsyncIterator[T_co], Generic[T_co]):
 _inside: ContextVar[tuple[StreamExecution, ...]] = ContextVar(
     "resilience_pipeline.inside", default=()
 )
+
+# Shown and found there, whoever was the first to import it.
+ResilienceStream.__module__ = "resilience_pipeline"

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from ._stream import ResilienceStream
 from .runtime import Clock
-from .runtime._threads import run_here
+from .runtime._here import run_here
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -86,3 +86,7 @@ class SyncResilienceStream(Iterator[T_co], Generic[T_co]):
     def __repr__(self) -> str:
         """Show which side of the line the stream is on."""
         return repr(self._stream).replace("ResilienceStream", "SyncResilienceStream", 1)
+
+
+# Shown and found there, whoever was the first to import it.
+SyncResilienceStream.__module__ = "resilience_pipeline"

@@ -30,7 +30,6 @@ LEVELS: list[list[set[str]]] = [
             "_priming",
             "_carriers",
             "_line",
-            "_stream_options",
             "_resuming",
             "_recording",
             "_sharing",
@@ -38,7 +37,7 @@ LEVELS: list[list[set[str]]] = [
         }
     ],
     [{"_invoke", "_sync"}],
-    [{"_wrapping"}, {"_layers"}],
+    [{"_wrapping"}, {"_layers"}, {"_streaming"}],
     [{"_pipeline"}],
     [{"_reloadable", "_health"}],
     [{"_builder"}, {"_instances"}, {"_works"}],

@@ -27,14 +27,15 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from contextvars import copy_context
 from time import monotonic
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .. import _instant
 from .._cancellation import NEVER, CancellationFlag, Cancelled, running_flag
 from .._context import current
-from .._errors import DeadlineReached, MisuseError
+from .._errors import DeadlineReached
 from .._locks import Lock
 from ._base import FOREVER, Child, Clock, Interruption, Runtime, Spawner, Waiter
+from ._here import presence, run
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -43,42 +44,6 @@ C = TypeVar("C")
 _WORKERS = 512
 #: Seconds after which a worker without a job ends.
 _IDLE = 10.0
-
-
-def run(call: Awaitable[T]) -> T:
-    """Run something that waits for nothing but this module's waits, in the calling thread.
-
-    Raises:
-        MisuseError: It waits for something of an event loop's.
-    """
-    steps: Any = call if hasattr(call, "send") else _awaiting(call)
-    try:
-        steps.send(None)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
-    steps.close()
-    msg = (
-        "something in a synchronous call waits for an event loop: use execute(), settle() or "
-        "execute_stream() in one, or plain functions here"
-    )
-    raise MisuseError(msg)
-
-
-async def _awaiting(call: Awaitable[T]) -> T:
-    """Make a coroutine of an awaitable, which may wait with any iterator."""
-    return await call
-
-
-def run_here(call: Awaitable[T], clock: Clock | None) -> T:
-    """Run a whole synchronous call, of which a clock may have to know."""
-    at_work = presence(clock)
-    if at_work is None:
-        return run(call)
-    at_work.enter()
-    try:
-        return run(call)
-    finally:
-        at_work.leave()
 
 
 class ThreadRuntime(Runtime):
@@ -236,30 +201,6 @@ def signal(clock: Clock | None) -> Signal:
     """Make a signal for the calling thread; a clock that has to know who waits makes its own."""
     make: Callable[[], Signal] | None = getattr(clock, "_thread_signal", None)
     return Signal(clock) if make is None else make()
-
-
-class Presence(Protocol):
-    """What a clock that has to know of them is told of threads at work in synchronous calls."""
-
-    def enter(self) -> None:
-        """This one is at work."""
-
-    def leave(self) -> None:
-        """It is not any more."""
-
-    def announce(self) -> None:
-        """One more is going to be at work."""
-
-    def adopt(self) -> None:
-        """This is one that has been announced."""
-
-    def withdraw(self) -> None:
-        """One that has been announced won't be."""
-
-
-def presence(clock: Clock | None) -> Presence | None:
-    """Find what a clock wants to be told, if it is one that does."""
-    return getattr(clock, "_threads_at_work", None)
 
 
 class _ThreadWaiter(Waiter):

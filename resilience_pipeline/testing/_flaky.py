@@ -18,7 +18,8 @@ from resilience_pipeline._errors import MisuseError
 from resilience_pipeline._locks import Lock
 from resilience_pipeline._options import UNSET, checked, to_seconds, written
 from resilience_pipeline.runtime import Runtime, current_runtime
-from resilience_pipeline.runtime._threads import ThreadRuntime, run
+from resilience_pipeline.runtime._here import run
+from resilience_pipeline.runtime._threads import ThreadRuntime
 from resilience_pipeline.strategies._base import close
 
 from ._loops import current_host

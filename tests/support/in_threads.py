@@ -36,7 +36,8 @@ from resilience_pipeline import (
 )
 from resilience_pipeline._cancellation import Cancelled
 from resilience_pipeline.runtime import Child, Clock, _threads
-from resilience_pipeline.runtime._threads import Presence, ThreadRuntime, presence, run
+from resilience_pipeline.runtime._here import Presence, presence, run
+from resilience_pipeline.runtime._threads import ThreadRuntime
 from resilience_pipeline.strategies import _base
 from resilience_pipeline.testing import VirtualClock
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from resilience_pipeline import ResiliencePipelineBuilder, SyncResilienceStream
 from resilience_pipeline._cancellation import NEVER, running_flag
 from resilience_pipeline._demo import ThreadedFlakyServer
-from resilience_pipeline.runtime._threads import run_here
+from resilience_pipeline.runtime._here import run_here
 from resilience_pipeline.testing import VirtualClock
 from support.live import token
 

@@ -21,7 +21,7 @@ from resilience_pipeline import (
     TimeoutRejectedError,
     TokenBucket,
 )
-from resilience_pipeline.runtime._threads import run
+from resilience_pipeline.runtime._here import run
 from resilience_pipeline.testing import VirtualClock, Wait, flaky
 from support.scripted import Hanging, Scripted, raised_by, spawn, tick
 

@@ -20,7 +20,7 @@ from resilience_pipeline import (
     TokenBucket,
 )
 from resilience_pipeline._cancellation import Cancelled
-from resilience_pipeline.runtime._threads import run
+from resilience_pipeline.runtime._here import run
 from resilience_pipeline.strategies import Handler, Site, Strategy
 from resilience_pipeline.testing import VirtualClock, instant
 from support.scripted import Hanging, Scripted, raised_by, spawn, tick

@@ -31,7 +31,7 @@ from resilience_pipeline import (
     TokenBucket,
     current_context,
 )
-from resilience_pipeline.runtime._threads import run_here
+from resilience_pipeline.runtime._here import run_here
 from resilience_pipeline.testing import VirtualClock
 from support.calls import BoomError
 

@@ -22,7 +22,7 @@ from resilience_pipeline import (
     Success,
     current_context,
 )
-from resilience_pipeline.runtime._threads import run_here
+from resilience_pipeline.runtime._here import run_here
 from resilience_pipeline.testing import VirtualClock
 from support.beside import PATIENCE, Beside, Closable, Gate, HandClock, let_go, see, until
 from support.calls import BoomError

@@ -28,7 +28,8 @@ from resilience_pipeline import (
     TokenBucket,
     current_context,
 )
-from resilience_pipeline.runtime._threads import ThreadRuntime, run_here
+from resilience_pipeline.runtime._here import run_here
+from resilience_pipeline.runtime._threads import ThreadRuntime
 from resilience_pipeline.testing import VirtualClock
 from support.beside import LIMIT, PATIENCE, Beside, Gate, HandClock, let_go, see, until
 from support.calls import BoomError

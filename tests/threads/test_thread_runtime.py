@@ -34,7 +34,8 @@ from resilience_pipeline._cancellation import (
 )
 from resilience_pipeline._errors import DeadlineReached
 from resilience_pipeline.runtime import _threads
-from resilience_pipeline.runtime._threads import Signal, ThreadRuntime, run, run_here
+from resilience_pipeline.runtime._here import run, run_here
+from resilience_pipeline.runtime._threads import Signal, ThreadRuntime
 from resilience_pipeline.testing import VirtualClock
 from support.beside import LIMIT, PATIENCE, SHORT, Beside, Gate, HandClock, let_go, see, until
 from support.calls import BoomError

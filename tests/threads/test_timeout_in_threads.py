@@ -29,7 +29,7 @@ from resilience_pipeline import (
     current_context,
 )
 from resilience_pipeline._cancellation import NEVER, Cancelled, running_flag
-from resilience_pipeline.runtime._threads import run_here
+from resilience_pipeline.runtime._here import run_here
 from resilience_pipeline.testing import VirtualClock
 from support.beside import (
     LIMIT,
