@@ -30,7 +30,7 @@ from typing_extensions import ParamSpec, TypeVar, TypeVarTuple
 from ._cancellation import Orphans
 from ._context import BlankContext, History, ResilienceContext, begun, enter, leave, reset
 from ._errors import MisuseError
-from ._invoke import check_callable, invoke, nested
+from ._invoke import check_callable, invoke, nested, straight
 from ._layers import (
     DEFAULT_CLOSE_TIMEOUT,
     Layer,
@@ -258,7 +258,7 @@ class ResiliencePipeline(Generic[E_co]):
 
     def _switched_head(self) -> Handler:
         """Give what calls go through while something is switched on for all pipelines."""
-        return invoke if switches.disabled else self._watched
+        return straight if switches.disabled else self._watched
 
     async def settle(
         self,
@@ -316,7 +316,7 @@ class ResiliencePipeline(Generic[E_co]):
 
     async def _settle(self, context: ResilienceContext, started: float) -> Outcome[Any, E_co]:
         head = self._switched_head() if switches.on else self._head
-        makes_attempts = self._makes_attempts and head is not invoke
+        makes_attempts = self._makes_attempts and head is not straight
         history = context._history = History() if makes_attempts else None
         result: Any = None
         error: Exception | None = None

@@ -248,10 +248,10 @@ Shortcut: TypeAlias = tuple[Handler, Callable[[ResilienceContext, Exception], Aw
 def shortcut_of(handler: Handler) -> Shortcut | None:
     """Find how to go without a handler until a call fails, if it has nothing to do before that.
 
-    `shortcut` of a bound strategy says so. Whoever goes this way must be the first to handle the
+    `_shortcut` of a bound strategy says so. Whoever goes this way must be the first to handle the
     execution, with no history and nobody listening, and saves the strategy's frame.
     """
-    shortcut: Shortcut | None = getattr(getattr(handler, "__self__", None), "shortcut", None)
+    shortcut: Shortcut | None = getattr(getattr(handler, "__self__", None), "_shortcut", None)
     return shortcut
 
 

@@ -93,7 +93,7 @@ class _BoundFallback:
         self._site = site
 
     @property
-    def shortcut(self) -> Shortcut | None:
+    def _shortcut(self) -> Shortcut | None:
         """How to go without it until a call fails, where it is asked about no result."""
         return None if self._sees_results else (self._next, self.rescue)
 

@@ -131,10 +131,7 @@ class Retry(Strategy[Never]):
 
 
 class BoundRetry:
-    __slots__ = ("_next", "_options", "_plain", "_purse", "_site", "_timed", "_unnoted", "shortcut")
-
-    #: See `shortcut_of`.
-    shortcut: Shortcut | None
+    __slots__ = ("_next", "_options", "_plain", "_purse", "_site", "_timed", "_unnoted")
 
     def __init__(self, options: Retry, next: Handler, site: Site) -> None:  # noqa: A002
         self._options = options
@@ -153,8 +150,12 @@ class BoundRetry:
         at_once = self._plain and options.delay == 0 and options.should_handle is DEFAULT
         at_once = at_once and self._purse is None
         self._unnoted = options.max_retry_attempts if at_once else 0
-        is_simple = self._plain and self._purse is None and options.resumable is False
-        self.shortcut = (next, self.rescue) if is_simple else None
+
+    @property
+    def _shortcut(self) -> Shortcut | None:
+        """How to go without it until a call fails, where nobody is asked, told or charged before."""
+        is_bare = self._plain and self._purse is None and self._options.resumable is False
+        return (self._next, self.rescue) if is_bare else None
 
     async def handle_resumable(self, context: ResilienceContext) -> Any:
         """Do the same for a call; a stream goes on where it fails later."""

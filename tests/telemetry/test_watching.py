@@ -62,6 +62,49 @@ async def test_calls_pass_straight_through() -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    "pipeline",
+    [B().add_retry(delay=0).build(), B().add_fallback(fallback_value=0).build()],
+    ids=["retry", "fallback"],
+)
+async def test_failures_pass_straight_through_a_strategy_that_is_alone(pipeline: Any) -> None:
+    """It has no part in a call before that fails, and none afterwards."""
+    calls = 0
+
+    async def fail() -> None:
+        nonlocal calls
+        calls += 1
+        raise BoomError
+
+    with disabled():
+        with pytest.raises(BoomError):
+            await pipeline.execute(fail)
+        assert isinstance((await pipeline.settle(fail)).error, BoomError)
+    assert calls == 2
+
+
+@pytest.mark.anyio
+async def test_a_call_on_its_way_is_repeated_all_the_same() -> None:
+    """It had begun before, with a retry that has nothing to do until it fails."""
+    calls = 0
+
+    async def fail_once() -> int:
+        nonlocal calls
+        calls += 1
+        await anyio.lowlevel.checkpoint()
+        if calls == 1:
+            block.__enter__()
+            raise BoomError
+        return calls
+
+    block = disabled()
+    try:
+        assert await B().add_retry(delay=0).build().execute(fail_once) == 2
+    finally:
+        block.__exit__(None, None, None)
+
+
+@pytest.mark.anyio
 async def test_settling_gives_a_single_attempt() -> None:
     """As where no strategy makes attempts."""
     pipeline = failing()
