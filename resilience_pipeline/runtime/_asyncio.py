@@ -152,14 +152,14 @@ def in_task() -> bool:
 class AsyncioRuntime(Runtime):
     """Runs pipelines in tasks of any asyncio event loop."""
 
-    __slots__ = ("_find_other", "_latest")
+    __slots__ = ("_latest", "_search")
 
     def __init__(
-        self, clock: Clock | None = None, find: Callable[[], Runtime] | None = None
+        self, clock: Clock | None = None, search: Callable[[], Runtime] | None = None
     ) -> None:
         super().__init__(clock)
-        # Finds the runtime of what runs the calling task, where that is no task of asyncio's.
-        self._find_other = find or RuntimeFinder(clock).find
+        # Finds the runtime of what runs the caller, where that is no task of asyncio's.
+        self._search = search or RuntimeFinder(clock).search
         # The loop that was used last, its queues, its clock, and whether it tells in which thread
         # it runs: to look them up costs three bare calls. One value, so that threads with loops of
         # their own can't see halves of it.
@@ -201,10 +201,11 @@ class AsyncioRuntime(Runtime):
             or not tells_thread
             or len(_stepping) != 1
             or loop._thread_id != get_ident()
+            or (task := _task_of(loop)) is None
         ):
-            loop, queues, now = self._running_loop()
-        if loop is None or (task := _task_of(loop)) is None:
-            return await self._find_other().within(seconds, call, argument, expired)
+            loop, task, queues, now = self._running_task()
+            if task is None:
+                return await self._search().within(seconds, call, argument, expired)
         queue = queues.get(seconds) or self._add_queue(queues, seconds)
         if queue is None:
             limited = self._within_timer(loop, task, seconds, call, argument)
@@ -243,15 +244,17 @@ class AsyncioRuntime(Runtime):
         finally:
             del cause
 
-    def _running_loop(self) -> tuple[Any, _Queues, Callable[[], float]]:
-        """Find the loop that runs, its queues and its clock, and remember them."""
+    def _running_task(
+        self,
+    ) -> tuple[Any, asyncio.Task[Any] | None, _Queues, Callable[[], float]]:
+        """Find the loop that runs, its task, its queues and its clock, and remember the loop."""
         loop = _get_running_loop()
         known, queues, now, _ = self._latest
         if loop is not None and loop is not known():
             queues = _queues_of(loop) if self.clock is None else {}
             now = _clock_of(loop)
             self._latest = (weakref.ref(loop), queues, now, hasattr(loop, "_thread_id"))
-        return loop, queues, now
+        return loop, None if loop is None else _task_of(loop), queues, now
 
     def _add_queue(self, queues: _Queues, seconds: float) -> _DeadlineQueue | None:
         """Make a queue; `None` where a limit needs a timer of its own, or none at all."""

@@ -42,9 +42,14 @@ class RuntimeFinder:
         # are two.
         if self.asyncio is not None and ("trio" not in modules or self._in_task()):
             return self.asyncio
-        return self._search()
+        return self.search()
 
-    def _search(self) -> Runtime:
+    def search(self) -> Runtime:
+        """Do the same without trusting in what was found before.
+
+        Raises:
+            RuntimeError: No supported event loop runs in this thread.
+        """
         asyncio: Any = modules.get("asyncio")
         if asyncio is not None and _in_asyncio_task(asyncio):
             if self.asyncio is None:
@@ -54,7 +59,7 @@ class RuntimeFinder:
                 connect_log()  # asyncio has imported `logging` by now
 
                 self._in_task = in_task
-                self.asyncio = AsyncioRuntime(self._clock, self.find)
+                self.asyncio = AsyncioRuntime(self._clock, self.search)
             return self.asyncio
         trio: Any = modules.get("trio")
         if trio is not None and trio.lowlevel.in_trio_task():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import textwrap
@@ -352,3 +353,53 @@ def test_one_loop_does_not_have_the_other_imported() -> None:
         print("trio" in sys.modules)
     """
     assert run_script(BUILD, look, RUN_ON_ASYNCIO, look) == ["False", "asyncio", "False"]
+
+
+def test_outside_of_a_task_a_time_limit_says_so_where_trio_was_never_imported() -> None:
+    """A coroutine that is stepped by hand, in a callback of the loop that was used last."""
+    step_by_hand = """
+        limited = ResiliencePipelineBuilder().add_timeout(60).build()
+        async def main():
+            await limited.execute(fn)
+            told = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_soon(step, told)
+            print(await told)
+        def step(told):
+            try:
+                limited.execute(fn).send(None)
+            except RuntimeError as error:
+                told.set_result(str(error).partition(":")[0].replace(" ", "_"))
+        asyncio.run(main())
+    """
+    printed = run_script(BUILD, RUN_ON_ASYNCIO, step_by_hand)
+    assert printed == ["asyncio", "no_task_of_asyncio_or_trio_runs_here"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("where", ["callback", "task"])
+def test_a_child_process_that_was_forked_within_a_loop_uses_its_own(where: str) -> None:
+    """To the child the parent's loop seems to run still, in the very same thread."""
+    fork = f"""
+        import os, warnings
+        warnings.simplefilter("ignore")  # of forks
+        async def main():
+            loop = asyncio.get_running_loop()
+            await pipeline.execute(fn)
+            forked = loop.create_future()
+            if {where!r} == "task":
+                fork(forked)
+            else:
+                loop.call_soon(fork, forked)
+            print(await forked, flush=True)
+        def fork(forked):
+            pid = os.fork()
+            if pid:
+                forked.set_result(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            else:
+                try:
+                    os._exit(7 if asyncio.run(pipeline.execute(fn)) == "asyncio" else 8)
+                finally:
+                    os._exit(9)
+        asyncio.run(main())
+    """
+    assert run_script(BUILD, RUN_ON_ASYNCIO, fork) == ["asyncio", "7"]
