@@ -491,7 +491,6 @@ def drive(run: Callable[..., Any], call: Callable[[], Any]) -> Generator[Any, An
     """
     steps: Any = None
     resume: Callable[[], Any] | None = None
-    value: Any = None
     try:
         while True:
             try:
@@ -503,19 +502,9 @@ def drive(run: Callable[..., Any], call: Callable[[], Any]) -> Generator[Any, An
                 return stop.value
             except GeneratorExit as stray:
                 raise stray_error(stray) from stray
-            try:
-                value = yield request
-            except GeneratorExit:
-                run(steps.close)
-                raise
-            except BaseException as error:  # noqa: BLE001 - passed on
-                resume = partial(run, steps.throw, error)
-            else:
-                resume = partial(run, steps.send, value)
+            resume = yield from _asking(run, steps, request)
     finally:
-        # Or an error, its traceback and this frame would hold one another. trio sends errors as
-        # values.
-        resume = value = None
+        resume = None  # or an error, its traceback and this frame would hold one another
 
 
 def _pump(make_step: Callable[[], Any]) -> Generator[Any, Any, Any]:
@@ -539,25 +528,34 @@ def pumped(run: Callable[..., Any], pump: Pump, request: Any) -> Generator[Any, 
         request: What it waits for.
     """
     resume: Callable[[], Any] | None = None
-    value: Any = None
     try:
         while pump.gi_yieldfrom is not None:
-            try:
-                value = yield request
-            except GeneratorExit:
-                run(pump.close)
-                raise
-            except BaseException as error:  # noqa: BLE001 - passed on
-                resume = partial(run, pump.throw, error)
-            else:
-                resume = partial(run, pump.send, value)
+            resume = yield from _asking(run, pump, request)
             try:
                 request = resume()
             except GeneratorExit as stray:
                 raise stray_error(stray) from stray
         return request
     finally:
-        resume = value = None  # see `drive`
+        resume = None  # see `drive`
+
+
+def _asking(
+    run: Callable[..., Any], steps: Any, request: Any
+) -> Generator[Any, Any, Callable[[], Any]]:
+    """Wait for what some steps wait for; returns what takes the next one with the answer."""
+    value: Any = None
+    try:
+        try:
+            value = yield request
+        except GeneratorExit:
+            run(steps.close)
+            raise
+        except BaseException as error:  # noqa: BLE001 - passed on
+            return partial(run, steps.throw, error)
+        return partial(run, steps.send, value)
+    finally:
+        value = None  # trio sends errors as values
 
 
 def _begin(call: Callable[[], Any]) -> tuple[Any, Any]:

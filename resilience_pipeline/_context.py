@@ -398,6 +398,13 @@ class BlankContext(ResilienceContext):
         __init__ = object.__init__
 
 
+def check_context(context: object) -> None:
+    """Refuse what is given for a context and is none."""
+    if not isinstance(context, ResilienceContext):
+        msg = f"context= takes a ResilienceContext, got {context!r}"
+        raise MisuseError(msg)
+
+
 def begun(  # noqa: PLR0917 - names would cost a third of what this saves
     operation_key: str | None,
     idempotent: bool,

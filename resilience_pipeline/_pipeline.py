@@ -28,8 +28,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Never, overload
 from typing_extensions import ParamSpec, TypeVar, TypeVarTuple
 
 from ._cancellation import Orphans
-from ._context import BlankContext, History, ResilienceContext, begun, enter, leave, reset
-from ._errors import MisuseError
+from ._context import (
+    BlankContext,
+    History,
+    ResilienceContext,
+    begun,
+    check_context,
+    enter,
+    leave,
+    reset,
+)
 from ._invoke import check_callable, invoke, nested, straight
 from ._layers import (
     DEFAULT_CLOSE_TIMEOUT,
@@ -59,12 +67,6 @@ T = TypeVar("T")
 P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
 E_co = TypeVar("E_co", bound=Exception, covariant=True, default=Exception)
-
-
-def _check_context(context: object) -> None:
-    if not isinstance(context, ResilienceContext):
-        msg = f"context= takes a ResilienceContext, got {context!r}"
-        raise MisuseError(msg)
 
 
 @cache
@@ -231,7 +233,7 @@ class ResiliencePipeline(Generic[E_co]):
             context._history = None
             context._rest = None
         else:
-            _check_context(context)
+            check_context(context)
             context.begin(self.name, self._finder, fn, args)
         token = enter(context)
         head = self._quick  # called as a method it would cost an eighth of a bare call more
@@ -308,7 +310,7 @@ class ResiliencePipeline(Generic[E_co]):
         if context is None:
             context = begun(operation_key, idempotent, self.name, own_finder, fn, args)
         else:
-            _check_context(context)
+            check_context(context)
             context.begin(self.name, own_finder, fn, args)
         if sync:
             context._sync, context._around = Orphans(), None
@@ -390,11 +392,10 @@ class ResiliencePipeline(Generic[E_co]):
                 `total_timeout` that is final; between held chunks it fails the attempt.
         """
         check_callable(factory, "execute_stream")
-        if context is not None:
-            _check_context(context)
         begun = partial(self._begun, context, operation_key, idempotent, factory, args)
+        asked = commit_when, max_held, idle_timeout, total_timeout
         stream_of, _ = _streams()
-        return stream_of(self, begun, (commit_when, max_held, idle_timeout, total_timeout))
+        return stream_of(self, begun, context, asked)
 
     # ---- in threads
 
@@ -479,11 +480,10 @@ class ResiliencePipeline(Generic[E_co]):
             OptionsError: One or more options have bad values.
         """
         check_callable(factory, "execute_stream_sync")
-        if context is not None:
-            _check_context(context)
         begun = partial(self._begun, context, operation_key, idempotent, factory, args, sync=True)
+        asked = commit_when, max_held, idle_timeout, total_timeout
         _, sync_stream_of = _streams()
-        return sync_stream_of(self, begun, (commit_when, max_held, idle_timeout, total_timeout))
+        return sync_stream_of(self, begun, context, asked)
 
     # ---- wrapping
 

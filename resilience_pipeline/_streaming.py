@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ._context import ResilienceContext
+from ._context import ResilienceContext, check_context
 from ._invoke import invoke
 from ._line import NO_OPTIONS, Line, StreamOptions, stream_options
 from ._priming import StreamExecution, StreamStart
@@ -25,19 +25,26 @@ Asked: TypeAlias = tuple[Any, Any, Any, Any]
 
 
 def stream_of(
-    pipeline: ResiliencePipeline[Any], begun: Callable[[], ResilienceContext], asked: Asked
+    pipeline: ResiliencePipeline[Any],
+    begun: Callable[[], ResilienceContext],
+    context: object,
+    asked: Asked,
 ) -> ResilienceStream[Any]:
     """Make a stream, which runs nothing until its first pull.
 
     Args:
         pipeline: What guards it.
         begun: Gives the context of its execution, bound to the factory, when that begins.
+        context: The one that the caller gave, to be looked at before that, or `None`.
         asked: Its line and its bounds.
 
     Raises:
-        OptionsError: One or more of those are bad.
+        MisuseError: `context` is none.
+        OptionsError: One or more of what was asked for are bad.
     """
     options = stream_options(*asked)
+    if context is not None:
+        check_context(context)
 
     def start() -> StreamStart:
         return _start(pipeline, begun(), options)
@@ -46,10 +53,13 @@ def stream_of(
 
 
 def sync_stream_of(
-    pipeline: ResiliencePipeline[Any], begun: Callable[[], ResilienceContext], asked: Asked
+    pipeline: ResiliencePipeline[Any],
+    begun: Callable[[], ResilienceContext],
+    context: object,
+    asked: Asked,
 ) -> SyncResilienceStream[Any]:
     """Make a stream of synchronous code; see `stream_of`."""
-    return SyncResilienceStream(stream_of(pipeline, begun, asked), pipeline._clock)
+    return SyncResilienceStream(stream_of(pipeline, begun, context, asked), pipeline._clock)
 
 
 def _start(

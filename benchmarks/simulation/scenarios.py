@@ -8,9 +8,9 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from resilience_pipeline import ResiliencePipeline, ResiliencePipelineBuilder, RetryBudget
+from resilience_pipeline import ResiliencePipeline, ResiliencePipelineBuilder, Retry, RetryBudget
 from resilience_pipeline.runtime import Clock
 
 from .backend import Instance, Outage, Service
@@ -57,6 +57,10 @@ REFUSING = Setting([Outage(DOWN, UP, refusing=True)] * 2)
 HALF_WELL = Setting([Outage(DOWN, UP, refusing=True), Outage(DOWN, UP + 20, refusing=True)])
 
 
+#: What retries where anything does.
+RETRY = Retry(max_retry_attempts=3, delay="200ms", backoff_type="exponential", use_jitter=True)
+
+
 def _builder(clock: Clock) -> ResiliencePipelineBuilder:
     return ResiliencePipelineBuilder(clock=clock, random=random.Random(3).random)
 
@@ -66,24 +70,13 @@ def no_retries(clock: Clock) -> ResiliencePipeline[Exception]:
 
 
 def three_retries(clock: Clock) -> ResiliencePipeline[Exception]:
-    return (
-        _builder(clock)
-        .add_retry(max_retry_attempts=3, delay="200ms", backoff_type="exponential", use_jitter=True)
-        .add_timeout(TIMEOUT)
-        .build()
-    )
+    return _builder(clock).add(RETRY).add_timeout(TIMEOUT).build()
 
 
 def with_budget(clock: Clock) -> ResiliencePipeline[Exception]:
     return (
         _builder(clock)
-        .add_retry(
-            max_retry_attempts=3,
-            delay="200ms",
-            backoff_type="exponential",
-            use_jitter=True,
-            budget=RetryBudget(ratio=0.1),
-        )
+        .add(evolve(RETRY, budget=RetryBudget(ratio=0.1)))
         .add_timeout(TIMEOUT)
         .build()
     )
@@ -92,13 +85,7 @@ def with_budget(clock: Clock) -> ResiliencePipeline[Exception]:
 def with_breaker(clock: Clock, probes: int = 1) -> ResiliencePipeline[Exception]:
     return (
         _builder(clock)
-        .add_retry(
-            max_retry_attempts=3,
-            delay="200ms",
-            backoff_type="exponential",
-            use_jitter=True,
-            max_retry_after=0,  # an open circuit is not waited for
-        )
+        .add(evolve(RETRY, max_retry_after=0))  # an open circuit is not waited for
         .add_circuit_breaker(
             failure_ratio=0.3,
             minimum_throughput=50,

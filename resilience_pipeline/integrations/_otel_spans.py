@@ -129,11 +129,11 @@ def describe_end(
     try:
         span.set_attribute("resilience.outcome", _facts.came_to(event))
         if error is not None:
-            span.set_attribute("exception.type", _facts.type_of(error))
+            kind = _facts.type_of(error)
+            span.set_attribute("exception.type", kind)
+            span.set_status(trace.StatusCode.ERROR, kind)
+            span.record_exception(error, timestamp=at)
         if further is not None:
             span.set_attributes(further.attributes())
-        if error is not None:
-            span.set_status(trace.StatusCode.ERROR, _facts.type_of(error))
-            span.record_exception(error, timestamp=at)
     finally:
         del error  # its traceback leads to the frames of the call

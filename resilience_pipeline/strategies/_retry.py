@@ -212,13 +212,8 @@ class BoundRetry:
                     del raised_in  # it leads to this frame
                     if attempt >= self._unnoted:
                         raise error
-            run = RetryRun(self, context, attempt)
-            run.invocations = invocations
-            run.first_raise = error.__traceback__
-            try:
-                return await self.attempts(context, run, error)
-            finally:
-                run.first_raise = None
+            run = RetryRun(self, context, attempt).begun(error, invocations)
+            return await self.attempts(context, run, error)
         except BaseException as raised:
             chain(raised, error)
             raise
@@ -227,7 +222,7 @@ class BoundRetry:
 
     async def handle_noted(self, context: ResilienceContext, history: History) -> Any:
         """Do the same where the tries are noted, of which the first is most often good."""
-        run, began = None, self._site.now()
+        began = self._site.now()
         invocations, noted = context._invocations, history.count
         context.attempt = 0
         inside = self._next
@@ -240,14 +235,9 @@ class BoundRetry:
                 history.add_good(result, self._site.now() - began)
             return result
         try:
-            run = RetryRun(self, context).begun(began, invocations, noted, error)
+            run = RetryRun(self, context).begun(error, invocations, began, noted)
             return await self.attempts(context, run, error)
-        except BaseException as raised:
-            chain(raised, error)
-            raise
         finally:
-            if run is not None:
-                run.first_raise = None
             del error
 
     async def attempts(
@@ -290,7 +280,7 @@ class BoundRetry:
             raise
         finally:
             # A frame that kept the error would close a circle through its traceback.
-            error = None
+            error = run.first_raise = None
             if run.spending is not None:
                 run.spending.close()
 

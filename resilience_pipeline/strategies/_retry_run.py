@@ -144,8 +144,11 @@ class RetryRun:
         purse = retry._purse
         self.spending: Spending | None = None if purse is None else purse.spending()
 
-    def begun(self, began: float, invocations: int, noted: int, error: Exception) -> Self:
-        """Take over the readings of a first attempt that was begun without it, and has failed."""
+    def begun(self, error: Exception, invocations: int, began: float = 0.0, noted: int = 0) -> Self:
+        """Take over the readings of a first attempt that was begun without it, and has failed.
+
+        Those of the clock and the history are for a run whose tries are noted.
+        """
         self._started = self.began = began
         self.invocations = invocations
         self._recorded = noted

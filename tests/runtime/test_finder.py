@@ -216,45 +216,44 @@ def test_a_thread_beside_a_loop_has_none() -> None:
     assert "no task" in answers[0]
 
 
+class SteppedByHand:
+    """Takes the first step of a call with a time limit, wherever it is called, and notes what that says."""
+
+    def __init__(self) -> None:
+        self.pipeline = ResiliencePipelineBuilder().add_timeout(60).build()
+        self.answers: list[str] = []
+
+    def __call__(self) -> None:
+        try:
+            self.pipeline.execute(which).send(None)
+        except RuntimeError as error:
+            self.answers.append(str(error))
+
+
 def test_a_time_limit_is_not_set_on_the_task_of_another_thread() -> None:
     """While that task is in the middle of a step, of the loop that was used last, this thread has none."""
-    pipeline = ResiliencePipelineBuilder().add_timeout(60).build()
-    answers: list[str] = []
-
-    def step() -> None:
-        try:
-            pipeline.execute(which).send(None)
-        except RuntimeError as error:
-            answers.append(str(error))
+    step = SteppedByHand()
 
     async def main() -> None:
-        await pipeline.execute(which)
+        await step.pipeline.execute(which)
         thread = threading.Thread(target=step)
         thread.start()
         thread.join()
 
     on_asyncio(main)
-    assert len(answers) == 1
-    assert "no task" in answers[0]
+    assert len(step.answers) == 1
+    assert "no task" in step.answers[0]
 
 
 @pytest.mark.asyncio
 async def test_a_time_limit_in_a_bare_callback_is_a_clear_error() -> None:
     """There is no task that it could cancel, though a loop runs that has just been used."""
-    pipeline = ResiliencePipelineBuilder().add_timeout(60).build()
-    await pipeline.execute(which)
-    answers: list[str] = []
-
-    def step() -> None:
-        try:
-            pipeline.execute(which).send(None)
-        except RuntimeError as error:
-            answers.append(str(error))
-
+    step = SteppedByHand()
+    await step.pipeline.execute(which)
     asyncio.get_running_loop().call_soon(step)
     await tick(3)
-    assert len(answers) == 1
-    assert "no task" in answers[0]
+    assert len(step.answers) == 1
+    assert "no task" in step.answers[0]
 
 
 def test_a_runtime_keeps_the_clock_it_was_found_with() -> None:
